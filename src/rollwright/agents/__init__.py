@@ -1,0 +1,1 @@
+"""Who acts: the tool-using agent, teams later; see `base`."""

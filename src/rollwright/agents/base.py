@@ -1,0 +1,76 @@
+"""The agent seam: from a task to a rollout.
+
+Role: drives engine and tools for one rollout. Neighbours: the rollout factory gives it a `Session`; it gives back a
+`Rollout`. Invariants: tokens are appended, never re-encoded; every action goes through `session.door`; an agent ends with one
+outcome and lets only `SandboxLost`, `EngineError`, `DeadlineExceeded` and cancellation through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rollwright.clock import Clock
+from rollwright.engine.base import Engine
+from rollwright.events import Sink, TraceContext
+from rollwright.sandbox.base import Sandbox
+from rollwright.tools.base import Door
+from rollwright.types import Identity, Ints, Message, Rollout, Sampling, Task, ToolSpec
+
+
+class Codec(Protocol):
+    """Text ↔ token ids."""
+
+    @property
+    def size(self) -> int:
+        """Number of ids."""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text`; control pieces in it stay literal text."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of `ids`; control ids decode to their names; bytes that are not UTF-8 become U+FFFD."""
+
+
+class Template(Protocol):
+    """How a conversation becomes tokens: append-only, so that turn N+1 extends turn N."""
+
+    @property
+    def stop(self) -> tuple[int, ...]:
+        """Ids that end an assistant turn."""
+
+    def start(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Ints:
+        """Tokens of the first prompt, ending where the assistant speaks."""
+
+    def observation(self, contents: Sequence[str], *, closed: bool) -> Ints:
+        """Tokens from after an assistant turn to where the assistant speaks again, holding the tool results. `closed` says
+        that the turn was ended by a sampled stop token; if not, the stop token is injected first."""
+
+    def text(self, ids: Sequence[int]) -> str:
+        """What an assistant turn says, its control pieces as text, the stop token left out."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """Everything one rollout may use."""
+
+    identity: Identity
+    engine: Engine
+    door: Door
+    codec: Codec
+    template: Template
+    sandbox: Sandbox
+    sampling: Sampling
+    clock: Clock
+    trace: TraceContext
+    events: Sink
+    deadline: float
+    """`clock.now()` at which the rollout must have ended."""
+
+
+class Agent(Protocol):
+    """Whoever works on a task. A team of agents is an agent too."""
+
+    async def run(self, task: Task, session: Session) -> Rollout:
+        """One attempt, from the first token to the outcome."""

@@ -1,0 +1,1 @@
+"""Content-addressed payloads; see `base`."""

@@ -1,0 +1,1 @@
+"""Queue, ledger and checkpoints: what must survive a kill; see `base`."""

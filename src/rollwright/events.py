@@ -1,0 +1,240 @@
+"""What happened, as typed events, and the trace context that joins it all.
+
+Role: the run folder's log (`events-<process>.jsonl`) and W3C trace context. Neighbours: everyone emits; report, trace and
+dashboard only read. Invariants: an event is written before what follows from it is shown; each line is one JSON object with
+`schema`; a trace id is made once, at task intake, and never changes.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import msgspec
+
+from rollwright.clock import Clock, SystemClock
+from rollwright.types import Json
+from rollwright.wire import SCHEMA
+
+
+class TraceContext(msgspec.Struct, frozen=True):
+    """W3C trace context: 32 hex digits of trace, 16 of span."""
+
+    trace: str
+    span: str
+
+    @classmethod
+    def new(cls, rng: random.Random | None = None) -> TraceContext:
+        """A new trace; with `rng` a repeatable one."""
+        if rng is None:
+            return cls(secrets.token_hex(16), secrets.token_hex(8))
+        return cls(f"{rng.getrandbits(128) or 1:032x}", f"{rng.getrandbits(64) or 1:016x}")
+
+    def child(self) -> TraceContext:
+        """A new span of the same trace."""
+        return TraceContext(self.trace, secrets.token_hex(8))
+
+    @property
+    def traceparent(self) -> str:
+        """The header value, https://www.w3.org/TR/trace-context/."""
+        return f"00-{self.trace}-{self.span}-01"
+
+    @classmethod
+    def parse(cls, header: str) -> TraceContext:
+        """From a `traceparent` header.
+
+        Raises:
+            ValueError: not of that form.
+        """
+        parts = header.split("-")
+        if len(parts) != 4 or len(parts[1]) != 32 or len(parts[2]) != 16:
+            raise ValueError(f"not a traceparent: {header!r}")
+        int(parts[1], 16), int(parts[2], 16)
+        return cls(parts[1], parts[2])
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
+    """Base of all events; `wall` is filled in by the log."""
+
+    trace: str = ""
+
+
+class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
+    """A process of a run began."""
+
+    run: str
+    process: str
+    incarnation: int = 0
+
+
+class SpanEnded(Event, frozen=True, kw_only=True, tag="span"):
+    """One traced piece of work: a model turn, a tool call, a rollout, a train step."""
+
+    name: str
+    span: str
+    parent: str
+    seconds: float
+    attributes: dict[str, Json] = {}
+
+
+class RolloutEnded(Event, frozen=True, kw_only=True, tag="rollout"):
+    """A rollout ended with its outcome, and what it scored where it was scored."""
+
+    rollout: str
+    group: str
+    task: str
+    outcome: str
+    value: float | None
+    turns: int
+    sampled: int
+    seconds: float
+    error: str | None = None
+    parts: dict[str, float] = {}
+
+
+class GroupEnded(Event, frozen=True, kw_only=True, tag="group"):
+    """A group was queued, or dropped with its reason."""
+
+    group: str
+    task: str
+    kept: bool
+    reason: str
+    mean: float | None
+    attempt: int = 0
+
+
+class StepEnded(Event, frozen=True, kw_only=True, tag="step"):
+    """An optimiser step was committed, with its metrics (slash-separated names)."""
+
+    step: int
+    incarnation: int
+    metrics: dict[str, float]
+
+
+class WeightsPushed(Event, frozen=True, kw_only=True, tag="weights"):
+    """An engine took new weights; `gap` is the largest difference to the trainer's probe logprobs."""
+
+    version: str
+    digest: str
+    gap: float
+    seconds: float
+
+
+class Evaluated(Event, frozen=True, kw_only=True, tag="evaluated"):
+    """A policy was evaluated on held-out tasks."""
+
+    label: str
+    mode: str
+    successes: int
+    trials: int
+    low: float
+    high: float
+    metrics: dict[str, float] = {}
+
+
+class Metrics(Event, frozen=True, kw_only=True, tag="metrics"):
+    """Live figures of one process (slash-separated names)."""
+
+    process: str
+    values: dict[str, float]
+
+
+class Noted(Event, frozen=True, kw_only=True, tag="note"):
+    """Something a person should know."""
+
+    level: str
+    text: str
+
+
+class LeaseChanged(Event, frozen=True, kw_only=True, tag="lease"):
+    """A worker took, lost or gave back a lease."""
+
+    lease: str
+    kind: str
+    change: str
+
+
+AnyEvent = (
+    RunStarted
+    | SpanEnded
+    | RolloutEnded
+    | GroupEnded
+    | StepEnded
+    | WeightsPushed
+    | Evaluated
+    | Metrics
+    | Noted
+    | LeaseChanged
+)
+
+
+class Sink(Protocol):
+    """Whoever takes events."""
+
+    def emit(self, event: Event) -> None:
+        """Take one event; must not block for long, must not raise for a well-formed event."""
+
+
+class NullSink:
+    """Forgets everything."""
+
+    def emit(self, event: Event) -> None:
+        return
+
+
+class ListSink:
+    """Keeps events in memory, for tests."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def emit(self, event: Event) -> None:
+        self.events.append(event)
+
+
+class Tee:
+    """Gives each event to several sinks."""
+
+    def __init__(self, *sinks: Sink) -> None:
+        self.sinks = sinks
+
+    def emit(self, event: Event) -> None:
+        for sink in self.sinks:
+            sink.emit(event)
+
+
+class EventLog:
+    """Appends events to one JSONL file of the run folder; one writer per file, so lines never interleave."""
+
+    def __init__(self, path: Path, clock: Clock | None = None) -> None:
+        self.path = path
+        self._clock = clock or SystemClock()
+        self._file: IO[bytes] = path.open("ab")
+        self._encoder = msgspec.json.Encoder()
+
+    def emit(self, event: Event) -> None:
+        body: dict[str, Any] = {"schema": SCHEMA, "wall": round(self._clock.wall(), 6)}
+        body.update(msgspec.to_builtins(event))
+        self._file.write(self._encoder.encode(body) + b"\n")
+
+    def flush(self) -> None:
+        """Hand what is buffered to the operating system."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Flush and close; the log takes nothing afterwards."""
+        self._file.close()
+
+
+def read_events(folder: Path) -> list[dict[str, Any]]:
+    """Every event of a run folder in order of wall time; a torn last line (a killed writer) is left out."""
+    rows: list[dict[str, Any]] = []
+    for path in sorted(folder.glob("events-*.jsonl")):
+        for line in path.read_bytes().splitlines():
+            try:
+                rows.append(msgspec.json.decode(line))
+            except msgspec.DecodeError:
+                continue
+    return sorted(rows, key=lambda row: float(row["wall"]))

@@ -1,0 +1,42 @@
+"""Shape of the decoder; no torch.
+
+Role: what engine and trainer build the same model from. Neighbours: `decoder`. Invariant: two equal configs give equal shapes.
+"""
+
+from __future__ import annotations
+
+from pydantic import model_validator
+
+from rollwright.plugins import PartConfig
+
+
+class ModelConfig(PartConfig):
+    """A Llama-style decoder: RMSNorm, RoPE, SwiGLU, grouped-query attention."""
+
+    dim: int = 96
+    """Width of the residual stream."""
+    layers: int = 3
+    """Number of blocks."""
+    heads: int = 4
+    """Query heads; `dim` must divide by it."""
+    kv_heads: int = 4
+    """Key/value heads; `heads` must divide by it (fewer is grouped-query attention)."""
+    ffn: int = 256
+    """Hidden width of the SwiGLU feed-forward."""
+    context: int = 512
+    """Longest row in tokens."""
+    rope_theta: float = 10000.0
+    """Base of the rotary frequencies (arXiv 2104.09864)."""
+    norm_eps: float = 1e-5
+    """Epsilon of RMSNorm."""
+    tied: bool = True
+    """Share the input embedding with the output head."""
+
+    @model_validator(mode="after")
+    def _divides(self) -> ModelConfig:
+        if self.dim % self.heads or self.heads % self.kv_heads or (self.dim // self.heads) % 2:
+            raise ValueError(
+                f"dim {self.dim} must divide by heads {self.heads} into an even head size, "
+                f"and heads by kv_heads {self.kv_heads}"
+            )
+        return self

@@ -1,0 +1,1 @@
+"""Live figures and what a person sees on the terminal."""

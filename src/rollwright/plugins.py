@@ -1,0 +1,60 @@
+"""From a name in the configuration to an implementation, ours and other people's alike.
+
+Role: one entry-point group per seam (`rollwright.engines`, `rollwright.sandboxes`, …); the entry's name is the `type` in
+the configuration, its value a pydantic class whose `build(...)` imports what it needs. Neighbours: `config.py` validates
+through `choice`. Invariant: built-ins are registered like plug-ins, in `pyproject.toml`; nothing is imported before named.
+"""
+
+from __future__ import annotations
+
+import difflib
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from rollwright.errors import PluginError
+
+
+class PartConfig(BaseModel):
+    """Base of every configuration class: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+@cache
+def registered(group: str) -> dict[str, EntryPoint]:
+    """Name → entry point of one seam."""
+    return {point.name: point for point in entry_points(group=group)}
+
+
+def load(group: str, name: str) -> Any:
+    """What is registered as `name`.
+
+    Raises:
+        PluginError: nothing is; the text names the nearest and all known names.
+    """
+    points = registered(group)
+    if name not in points:
+        near = difflib.get_close_matches(name, points, n=1)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        known = ", ".join(sorted(points)) or "none: is rollwright installed (pip install -e .)?"
+        raise PluginError(f"no '{name}' in {group}{hint} Known: {known}")
+    return points[name].load()
+
+
+def choose(group: str, value: Any, default: str) -> PartConfig:
+    """The configuration object for `value`: one already, or a table whose `type` names the implementation."""
+    if isinstance(value, PartConfig):
+        return value
+    if not isinstance(value, dict):
+        raise ValueError(f"expected a table with a key 'type', got {type(value).__name__}")
+    kind = value.get("type", default)
+    try:
+        chosen = load(group, str(kind))
+    except PluginError as error:
+        raise ValueError(str(error)) from error
+    built = chosen.model_validate(value)
+    assert isinstance(built, PartConfig)
+    return built

@@ -1,0 +1,1 @@
+"""Who may use which machine, and for how long; see `base`."""

@@ -1,0 +1,1 @@
+"""Rewards in layers; see `base`."""

@@ -1,0 +1,1 @@
+"""Rollout factory: many rollouts at once, in groups, with deadlines; see `base`."""

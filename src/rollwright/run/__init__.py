@@ -1,0 +1,1 @@
+"""The conductor: the only package that imports all others; nothing but the command line imports it."""

@@ -1,0 +1,1 @@
+"""Isolated environments for actions; see `base`."""

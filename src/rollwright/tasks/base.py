@@ -1,0 +1,35 @@
+"""The task-set seam: a numbered, repeatable supply of tasks.
+
+Role: where tasks come from. Neighbours: the factory draws from it, the warm start asks for demonstrations. Invariants: the same
+(split, number) is the same task for ever; splits share nothing that could be memorised.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+from rollwright.types import Record, Task, ToolCall
+
+Split = Literal["train", "heldout"]
+
+
+class Demonstration(Record, frozen=True, kw_only=True):
+    """A scripted run: the calls to make in order, then the answer. The warm start really executes the calls."""
+
+    calls: tuple[ToolCall, ...]
+    answer: str
+
+
+class TaskSet(Protocol):
+    """A named supply of tasks."""
+
+    name: str
+
+    def task(self, split: Split, number: int) -> Task:
+        """Task `number` ≥ 0 of a split."""
+
+    def demonstrate(self, task: Task, number: int) -> Demonstration | None:
+        """A scripted run of `task` by `number`-seeded habits (good and bad); None where the set has no script."""
+
+    def pieces(self) -> tuple[str, ...]:
+        """Text pieces that a small tokenizer should know as one token."""

@@ -1,0 +1,1 @@
+"""Public fakes and the conformance suite of every seam."""

@@ -1,0 +1,1 @@
+"""Tools and the one door to them; see `base` and `door`."""

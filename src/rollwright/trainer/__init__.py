@@ -1,0 +1,1 @@
+"""The trainer: algorithm-blind; see `base`."""
