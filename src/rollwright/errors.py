@@ -9,7 +9,7 @@ RollwrightError
 ├── LineageError        (ValueError)    two policy versions that cannot be compared
 ├── EngineError
 │   ├── EngineClosed                    the engine stopped while a request was waiting
-│   ├── ContextOverflow                 prompt and new tokens do not fit into the context
+│   ├── ContextOverflow (ValueError)    prompt and new tokens do not fit into the context
 │   └── WeightMismatch                  the engine's weights are not the trainer's: no traffic
 ├── SandboxError
 │   ├── SandboxUnavailable              this machine cannot give the guarantees asked for
@@ -21,8 +21,9 @@ RollwrightError
 └── LeaseRevoked                        the pool took a lease back
 ```
 
-Role: names for failures. Neighbours: everyone raises them; the rollout factory turns them into a typed `Outcome`.
-Invariant: `boundary` attributes each failure once, at the innermost boundary; outer ones leave it alone.
+Role: names for failures. Neighbours: everyone raises them; the rollout factory turns them into a typed
+`Outcome`. Invariant: `boundary` attributes each failure once, at the innermost boundary; outer ones leave
+it alone.
 """
 
 from __future__ import annotations

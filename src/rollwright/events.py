@@ -1,13 +1,15 @@
 """What happened, as typed events, and the trace context that joins it all.
 
-Role: the run folder's log (`events-<process>.jsonl`) and W3C trace context. Neighbours: everyone emits; report, trace and
-dashboard only read. Invariants: an event is written before what follows from it is shown; each line is one JSON object with
-`schema`; a trace id is made once, at task intake, and never changes.
+Role: the run folder's log (`events-<process>.jsonl`) and W3C trace context. Neighbours: everyone emits;
+report, trace and dashboard only read. Invariants: an event is written before what follows from it is shown;
+each line is one JSON object with `schema`; a trace id is made once, at task intake, and never changes.
 """
 
 from __future__ import annotations
 
+import os
 import random
+import re
 import secrets
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -17,6 +19,14 @@ import msgspec
 from rollwright.clock import Clock, SystemClock
 from rollwright.types import Json
 from rollwright.wire import SCHEMA
+
+FLUSH_SECONDS = 0.2
+"""How long an event may stay in the writer's buffer while others follow."""
+
+
+_TRACEPARENT = re.compile(
+    r"(?P<version>[0-9a-f]{2})-(?P<trace>[0-9a-f]{32})-(?P<span>[0-9a-f]{16})-[0-9a-f]{2}(?P<more>-.*)?"
+)
 
 
 class TraceContext(msgspec.Struct, frozen=True):
@@ -48,11 +58,12 @@ class TraceContext(msgspec.Struct, frozen=True):
         Raises:
             ValueError: not of that form.
         """
-        parts = header.split("-")
-        if len(parts) != 4 or len(parts[1]) != 32 or len(parts[2]) != 16:
+        found = _TRACEPARENT.fullmatch(header)
+        if not found or found["version"] == "ff" or (found["more"] and found["version"] == "00"):
             raise ValueError(f"not a traceparent: {header!r}")
-        int(parts[1], 16), int(parts[2], 16)
-        return cls(parts[1], parts[2])
+        if not (found["trace"].strip("0") and found["span"].strip("0")):
+            raise ValueError(f"a traceparent without trace or span: {header!r}")
+        return cls(found["trace"], found["span"])
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
@@ -211,13 +222,20 @@ class EventLog:
     def __init__(self, path: Path, clock: Clock | None = None) -> None:
         self.path = path
         self._clock = clock or SystemClock()
-        self._file: IO[bytes] = path.open("ab")
+        self._file: IO[bytes] = path.open("a+b")
+        if self._file.tell() and _last_byte(self._file) != b"\n":
+            self._file.write(b"\n")  # the writer before was killed within a line
         self._encoder = msgspec.json.Encoder()
+        self._flushed = self._clock.now()
 
     def emit(self, event: Event) -> None:
         body: dict[str, Any] = {"schema": SCHEMA, "wall": round(self._clock.wall(), 6)}
         body.update(msgspec.to_builtins(event))
         self._file.write(self._encoder.encode(body) + b"\n")
+        now = self._clock.now()
+        if now - self._flushed > FLUSH_SECONDS:
+            self._file.flush()
+            self._flushed = now
 
     def flush(self) -> None:
         """Hand what is buffered to the operating system."""
@@ -228,13 +246,53 @@ class EventLog:
         self._file.close()
 
 
-def read_events(folder: Path) -> list[dict[str, Any]]:
+def _last_byte(file: IO[bytes]) -> bytes:
+    file.seek(-1, os.SEEK_END)
+    return file.read(1)
+
+
+class Logged(msgspec.Struct, frozen=True):
+    """An event with the wall time (seconds since the epoch) at which it was written."""
+
+    wall: float
+    event: AnyEvent
+
+
+class Tail:
+    """Reads what was appended to the logs of a run folder since the last call; a line not finished yet
+    waits."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._offsets: dict[Path, int] = {}
+        self._decoder = msgspec.json.Decoder(AnyEvent)
+        self._wall = msgspec.json.Decoder(_Stamp)
+
+    def read(self) -> list[Logged]:
+        """New events of all processes in order of wall time. A line that is no event of this schema is left
+        out."""
+        found: list[Logged] = []
+        for path in sorted(self.folder.glob("events-*.jsonl")):
+            with path.open("rb") as file:
+                file.seek(self._offsets.get(path, 0))
+                data = file.read()
+            whole = data[: data.rfind(b"\n") + 1]
+            self._offsets[path] = self._offsets.get(path, 0) + len(whole)
+            for line in whole.splitlines():
+                try:
+                    stamp = self._wall.decode(line)
+                    if stamp.schema == SCHEMA:
+                        found.append(Logged(stamp.wall, self._decoder.decode(line)))
+                except msgspec.DecodeError:
+                    continue
+        return sorted(found, key=lambda logged: logged.wall)
+
+
+class _Stamp(msgspec.Struct):
+    wall: float
+    schema: int
+
+
+def read_events(folder: Path) -> list[Logged]:
     """Every event of a run folder in order of wall time; a torn last line (a killed writer) is left out."""
-    rows: list[dict[str, Any]] = []
-    for path in sorted(folder.glob("events-*.jsonl")):
-        for line in path.read_bytes().splitlines():
-            try:
-                rows.append(msgspec.json.decode(line))
-            except msgspec.DecodeError:
-                continue
-    return sorted(rows, key=lambda row: float(row["wall"]))
+    return Tail(folder).read()

@@ -1,8 +1,9 @@
 """From a name in the configuration to an implementation, ours and other people's alike.
 
-Role: one entry-point group per seam (`rollwright.engines`, `rollwright.sandboxes`, …); the entry's name is the `type` in
-the configuration, its value a pydantic class whose `build(...)` imports what it needs. Neighbours: `config.py` validates
-through `choice`. Invariant: built-ins are registered like plug-ins, in `pyproject.toml`; nothing is imported before named.
+Role: one entry-point group per seam (`rollwright.engines`, `rollwright.sandboxes`, …); the entry's name is
+the `type` in the configuration, its value a pydantic class whose `build(...)` imports what it needs.
+Neighbours: `config.py` validates through `choice`. Invariant: built-ins are registered like plug-ins, in
+`pyproject.toml`; nothing is imported before named.
 """
 
 from __future__ import annotations
@@ -30,11 +31,16 @@ def registered(group: str) -> dict[str, EntryPoint]:
 
 
 def load(group: str, name: str) -> Any:
-    """What is registered as `name`.
+    """What is registered as `name`; `module:attribute` names something that is not registered.
 
     Raises:
         PluginError: nothing is; the text names the nearest and all known names.
     """
+    if ":" in name:
+        try:
+            return EntryPoint(name=name, value=name, group=group).load()
+        except (ImportError, AttributeError) as error:
+            raise PluginError(f"'{name}' cannot be imported: {error}; it must be on PYTHONPATH") from error
     points = registered(group)
     if name not in points:
         near = difflib.get_close_matches(name, points, n=1)

@@ -1,13 +1,14 @@
 """How records are written and read: msgpack with a schema version, arrays as raw bytes; never pickle.
 
-Role: the only encoder. Neighbours: queue, blobs, events and audit store what it gives. Invariants: `decode(T, encode(x))`
-equals `x`; every stored record says its schema version; loading executes nothing.
+Role: the only encoder. Neighbours: queue, blobs, events and audit store what it gives. Invariants:
+`decode(T, encode(x))` equals `x`; every stored record says its schema version; loading executes nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from functools import cache
+from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
 import numpy as np
@@ -34,11 +35,19 @@ def _enc(value: Any) -> Any:
     raise NotImplementedError(f"{type(value).__name__} has no wire form")
 
 
+@cache
+def _dtype(kind: Any) -> str | None:
+    """The array type of a field annotated `NDArray[…]`; None for other fields."""
+    if get_origin(kind) is not np.ndarray:
+        return None
+    return str(np.dtype(get_args(get_args(kind)[1])[0]).str)
+
+
 def _dec(kind: type, value: Any) -> Any:
-    if kind is np.ndarray or getattr(kind, "__origin__", None) is np.ndarray:
+    if expected := _dtype(kind):
         dtype, data = value
-        if dtype not in _DTYPES:
-            raise SchemaError(f"array of unknown type {dtype!r}")
+        if dtype != expected:
+            raise SchemaError(f"array of {dtype!r}, expected {expected!r}")
         return np.frombuffer(data, dtype=dtype)
     raise NotImplementedError(f"{kind} has no wire form")
 

@@ -1,8 +1,9 @@
 """The agent seam: from a task to a rollout.
 
-Role: drives engine and tools for one rollout. Neighbours: the rollout factory gives it a `Session`; it gives back a
-`Rollout`. Invariants: tokens are appended, never re-encoded; every action goes through `session.door`; an agent ends with one
-outcome and lets only `SandboxLost`, `EngineError`, `DeadlineExceeded` and cancellation through.
+Role: drives engine and tools for one rollout. Neighbours: the rollout factory gives it a `Session`; it
+gives back a `Rollout`. Invariants: tokens are appended, never re-encoded; every action goes through
+`session.door`; an agent ends with one outcome and lets only `SandboxLost`, `EngineError`,
+`DeadlineExceeded` and cancellation through.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ class Template(Protocol):
         """Tokens of the first prompt, ending where the assistant speaks."""
 
     def observation(self, contents: Sequence[str], *, closed: bool) -> Ints:
-        """Tokens from after an assistant turn to where the assistant speaks again, holding the tool results. `closed` says
-        that the turn was ended by a sampled stop token; if not, the stop token is injected first."""
+        """Tokens from after an assistant turn to where the assistant speaks again, holding the tool
+        results. `closed` says that the turn was ended by a sampled stop token; if not, the stop token is
+        injected first."""
 
     def text(self, ids: Sequence[int]) -> str:
         """What an assistant turn says, its control pieces as text, the stop token left out."""

@@ -1,8 +1,8 @@
 """The algorithm seam: pure functions from a group to samples.
 
-Role: credit. Neighbours: the trainer calls it and knows no algorithm by name. Invariants: an excluded (unscorable) member changes
-neither its siblings' advantages nor the loss; for any finite, missing or NaN rewards the advantages are finite and bounded;
-cutting a trajectory into rows keeps its total weight.
+Role: credit. Neighbours: the trainer calls it and knows no algorithm by name. Invariants: an excluded
+(unscorable) member changes neither its siblings' advantages nor the loss; for any finite, missing or NaN
+rewards the advantages are finite and bounded; cutting a trajectory into rows keeps its total weight.
 """
 
 from __future__ import annotations

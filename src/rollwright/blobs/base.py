@@ -1,7 +1,7 @@
 """The blob seam: large payloads by content hash.
 
-Role: weights, checkpoints, audit bodies, long rollouts. Neighbours: weights, trainer commits, audit. Invariants: a digest names one
-content; a blob is durable before `put` returns; reading checks the digest.
+Role: weights, checkpoints, audit bodies, long rollouts. Neighbours: weights, trainer commits, audit.
+Invariants: a digest names one content; a blob is durable before `put` returns; reading checks the digest.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The queue and ledger seams, which commit together.
 
-Role: the durable spine between rollouts and trainer. Neighbours: the factory starts rollouts and puts groups, the trainer reads
-and commits. Invariants: every started rollout has exactly one disposition at every moment (started = Σ dispositions); `put` is
-idempotent by (group id, attempt); the consumed position, the dispositions and the checkpoint's digest change in one transaction
-(`commit`), so that after kill −9 nothing is lost and nothing trained twice; depth never exceeds the capacity.
+Role: the durable spine between rollouts and trainer. Neighbours: the factory starts rollouts and puts
+groups, the trainer reads and commits. Invariants: every started rollout has exactly one disposition at
+every moment (started = Σ dispositions); `put` is idempotent by (group id, attempt); the consumed position,
+the dispositions and the checkpoint's digest change in one transaction (`commit`), so that after kill −9
+nothing is lost and nothing trained twice; depth never exceeds the capacity.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from msgspec import Struct
 
 from rollwright.clock import Clock
 from rollwright.errors import DeadlineExceeded
-from rollwright.types import Disposition, Group, Identity, PolicyVersion
+from rollwright.types import Disposition, Group, Identity, Lineage, PolicyVersion
 
 
 class Queued(Struct, frozen=True, kw_only=True):
@@ -34,15 +35,16 @@ class Drop(Struct, frozen=True, kw_only=True):
 
 
 class Commit(Struct, frozen=True, kw_only=True):
-    """What becomes true together: everything up to `position` is consumed, these rollouts are trained at `version`, these
-    dropped, and the state to resume from is the blob `checkpoint`."""
+    """What becomes true together: everything up to `position` is consumed, these rollouts are trained at
+    `version`, these dropped, and the state to resume from is the blob `checkpoint`."""
 
     version: PolicyVersion
     position: int
     trained: tuple[str, ...]
     dropped: tuple[Drop, ...]
     checkpoint: str
-    """Digest of the checkpoint blob; "" keeps the previous one (its position too must then be the resume point)."""
+    """Digest of the checkpoint blob; "" keeps the previous one, which is only right where nothing was
+    trained."""
 
 
 class Counts(Struct, frozen=True, kw_only=True):
@@ -73,8 +75,16 @@ class Queue(Protocol):
     """Bounded, durable, in order."""
 
     def put(self, group: Group) -> bool:
-        """Add a group and move its rollouts from running to queued, atomically. False: full, nothing changed. A repeated
-        (id, attempt) is accepted and changes nothing. Raises `StoreError` for rollouts the ledger does not know."""
+        """Add a group and move its rollouts from running to queued, atomically.
+
+        False: full, nothing changed. A repeated (id, attempt) is accepted and changes nothing. Another
+        attempt of a group that is or was queued, and a group of which a rollout has already ended, is not
+        queued (True): its rollouts still running end as `DUPLICATE` and `LATE`, and `Store.late` tells of
+        them.
+
+        Raises:
+            StoreError: rollouts the ledger does not know, or no members.
+        """
 
     def read(self, after: int, limit: int) -> list[Queued]:
         """Up to `limit` groups behind position `after`, oldest first; reading consumes nothing."""
@@ -83,7 +93,14 @@ class Queue(Protocol):
         """Groups behind the consumed position."""
 
     def commit(self, commit: Commit) -> None:
-        """See `Commit`. A rollout that already ended keeps its disposition: committing it again raises `StoreError`."""
+        """All of `commit` or, with an error, nothing of it.
+
+        Raises:
+            StoreError: a rollout that already ended (it keeps its disposition); one trained that is not
+                queued up to `position`; one queued up to there that the commit does not name; rollouts
+                trained without a checkpoint; a position or version behind the last commit's; a replaced
+                incarnation.
+        """
 
     def last_commit(self) -> Commit | None:
         """The newest commit: where to resume."""
@@ -109,7 +126,20 @@ class Ledger(Protocol):
 
 
 class Store(Queue, Ledger, Protocol):
-    """Queue and ledger over one transaction domain."""
+    """Queue and ledger over one transaction domain, and the lineage whose newest incarnation may commit."""
+
+    def late(self) -> tuple[Drop, ...]:
+        """What came after a rollout had ended, in order: the drops and puts that changed nothing."""
+
+    def lineage(self) -> Lineage:
+        """The run's incarnations so far; the first one begins at step 0."""
+
+    def fork(self, step: int) -> Lineage:
+        """Open a new incarnation at `step` (a resume or a rollback) and return the lineage.
+
+        From now on commits of older incarnations raise `StoreError`: a trainer that was given up for dead can
+        change nothing any more.
+        """
 
     def close(self) -> None:
         """Release it; idempotent."""

@@ -1,9 +1,10 @@
 """The engine seam: tokens in, tokens out, with logprobs, versions and cache counts.
 
-Role: what every inference engine offers. Neighbours: agents and evaluations call it, the conductor pushes weights into it.
-Invariants: ids and logprobs come back exactly as sampled; logprobs are those of the distribution sampled from (after
-temperature and top-p); every token belongs to one version span; the prefix cache is keyed by policy version; an engine whose
-weights differ from the trainer's probe gets no traffic. `rollwright.testing.engines` holds the conformance suite.
+Role: what every inference engine offers. Neighbours: agents and evaluations call it, the conductor pushes
+weights into it. Invariants: ids and logprobs come back exactly as sampled; logprobs are those of the
+distribution sampled from (after temperature and top-p); every token belongs to one version span; the prefix
+cache is keyed by policy version; an engine whose weights differ from the trainer's probe gets no traffic.
+`rollwright.testing.engines` holds the conformance suite.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ class PauseMode(enum.Enum):
     WAIT = "wait"
     """Finish them first, then pause."""
     KEEP = "keep"
-    """Freeze them where they are; after `resume` they go on, with a new version span if the weights changed."""
+    """Freeze them where they are; after `resume` they go on, with a new version span if the weights
+    changed."""
     ABORT = "abort"
     """End them now with `Finish.ABORT`, returning the tokens so far."""
 
@@ -66,8 +68,9 @@ class Engine(Protocol):
     ) -> Completion:
         """Continue `prompt` (int32[P]).
 
-        `request` is unique among those in flight and keys the sampling noise together with `sampling.seed` and the position,
-        so that the same request repeats. `session` is an affinity hint (a rollout id). Cancelling the task frees everything.
+        `request` is unique among those in flight and keys the sampling noise together with `sampling.seed`
+        and the position, so that the same request repeats. `session` is an affinity hint (a rollout id).
+        Cancelling the task frees everything.
 
         Raises:
             ContextOverflow: P leaves no room for one token.
@@ -95,12 +98,13 @@ class Engine(Protocol):
     async def update(
         self, state: Mapping[str, Any], version: PolicyVersion, probe: Probe | None = None
     ) -> float:
-        """Take new weights between two steps; requests in flight go on under the new version (their cached KV of the old
-        version is recomputed, so logprobs are always those of one version's weights). Returns the largest absolute
-        difference to the probe (0.0 without one).
+        """Take new weights between two steps; requests in flight go on under the new version (their cached
+        KV of the old version is recomputed, so logprobs are always those of one version's weights). Returns
+        the largest absolute difference to the probe (0.0 without one).
 
         Raises:
-            WeightMismatch: the difference exceeds 1e-4, or names or shapes do not fit; the engine stays paused.
+            WeightMismatch: the difference exceeds 1e-4, or names or shapes do not fit; the engine stays
+                paused.
         """
 
     async def health(self) -> Health:

@@ -1,7 +1,7 @@
 """The guard seam: decided before the action, never beside it.
 
-Role: one verdict on one action. Neighbours: the door asks, `chain` combines. Invariants: default-deny; a guard that raises or
-times out denies; the most restrictive verdict of several wins, whatever their order.
+Role: one verdict on one action. Neighbours: the door asks, `chain` combines. Invariants: default-deny; a
+guard that raises or times out denies; the most restrictive verdict of several wins, whatever their order.
 """
 
 from __future__ import annotations

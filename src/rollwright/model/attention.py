@@ -1,8 +1,9 @@
 """Causal attention over whole rows laid back to back.
 
-Role: the `Attend` of training and scoring. Neighbours: trainer, engine (`score`, cold checks). Invariant: a token sees its own row up
-to itself and nothing else. Linear layers run on the N real tokens only; attention pads rows to the longest of the call, so a
-caller that puts rows of like length together pays for little padding.
+Role: the `Attend` of training and scoring. Neighbours: trainer, engine (`score`, cold checks). Invariant: a
+token sees its own row up to itself and nothing else. Linear layers run on the N real tokens only; attention
+pads rows to the longest of the call, so a caller that puts rows of like length together pays for little
+padding.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Shape of the decoder; no torch.
 
-Role: what engine and trainer build the same model from. Neighbours: `decoder`. Invariant: two equal configs give equal shapes.
+Role: what engine and trainer build the same model from. Neighbours: `decoder`. Invariant: two equal configs
+give equal shapes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The pool seam: leases over slices of machines.
 
-Role: every worker (engine, trainer, sandboxes) works under a lease and honours `revoke`. Neighbours: the conductor asks, workers
-hold. Invariants: slices handed out never exceed the capacity; a lease ends exactly once; a revoked worker stops by the deadline.
+Role: every worker (engine, trainer, sandboxes) works under a lease and honours `revoke`. Neighbours: the
+conductor asks, workers hold. Invariants: slices handed out never exceed the capacity; a lease ends exactly
+once; a revoked worker stops by the deadline.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Pool(Protocol):
     def lease(
         self, kind: WorkKind, *, slices: int = 1, priority: int = 0, timeout: float = 60.0
     ) -> AbstractAsyncContextManager[Lease]:
-        """Wait for and hold a lease. Raises `DeadlineExceeded` after `timeout` seconds, `ConfigError` where it can never fit."""
+        """Wait for and hold a lease. Raises `DeadlineExceeded` after `timeout` seconds, `ConfigError` where
+        it can never fit."""
 
     async def revoke(self, lease: str, deadline: float) -> None:
         """Take a lease back: its holder has `deadline` seconds."""

@@ -1,8 +1,8 @@
 """The reward seam: a rollout in, a `Score` out.
 
-Role: says what a rollout was worth. Neighbours: the factory asks while the sandbox is still alive; algorithms use the value.
-Invariants: a score is finite or unscorable with a reason, never NaN; the grader works outside the agent's reach; an
-infrastructure failure is unscorable, not 0.
+Role: says what a rollout was worth. Neighbours: the factory asks while the sandbox is still alive;
+algorithms use the value. Invariants: a score is finite or unscorable with a reason, never NaN; the grader
+works outside the agent's reach; an infrastructure failure is unscorable, not 0.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The rollout seam: from tasks to scored groups.
 
-Role: what the conductor asks of the factory. Neighbours: agents below, queue above. Invariants: every started rollout is in the
-ledger before its first token; a bad rollout never ends a step; unfinished ones are voided and re-sampled, with a bound.
+Role: what the conductor asks of the factory. Neighbours: agents below, queue above. Invariants: every
+started rollout is in the ledger before its first token; a bad rollout never ends a step; unfinished ones
+are voided and re-sampled, with a bound.
 """
 
 from __future__ import annotations

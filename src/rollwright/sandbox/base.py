@@ -1,8 +1,9 @@
 """The sandbox seam: an isolated place that runs an agent's actions and is gone afterwards.
 
-Role: what every backend offers. Neighbours: tools act through it, the rollout factory owns its life, rewards look into it.
-Invariants: it says which guarantees it really gives (`Guarantees`, from a probe that tries the escape, not from a name); limits
-end in a typed `CallStatus`, never in an exception; after `close` nothing of it is left. A lost sandbox raises `SandboxLost`.
+Role: what every backend offers. Neighbours: tools act through it, the rollout factory owns its life,
+rewards look into it. Invariants: it says which guarantees it really gives (`Guarantees`, from a probe that
+tries the escape, not from a name); limits end in a typed `CallStatus`, never in an exception; after `close`
+nothing of it is left. A lost sandbox raises `SandboxLost`.
 """
 
 from __future__ import annotations
@@ -52,8 +53,9 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 class Sandbox(Protocol):
-    """One environment. Calls on one sandbox run one after another. A call past its deadline is ended, and the sandbox
-    with it where the interpreter could not be interrupted (the result is `TIMEOUT`; the next call raises `SandboxLost`)."""
+    """One environment. Calls on one sandbox run one after another. A call past its deadline is ended, and
+    the sandbox with it where the interpreter could not be interrupted (the result is `TIMEOUT`; the next
+    call raises `SandboxLost`)."""
 
     id: str
 
@@ -65,8 +67,8 @@ class Sandbox(Protocol):
         """Run a program in the sandbox's working folder."""
 
     async def run_code(self, code: str, *, timeout: float) -> ExecResult:
-        """Run Python in the sandbox's persistent interpreter: variables stay from call to call; the value of a last
-        expression is in `value` (its repr)."""
+        """Run Python in the sandbox's persistent interpreter: variables stay from call to call; the value
+        of a last expression is in `value` (its repr)."""
 
     async def sql(self, query: str, *, timeout: float, parameters: Sequence[Json] = ()) -> ExecResult:
         """Run one SQL statement on the sandbox's SQLite database; result sets are in `rows`."""
@@ -99,7 +101,8 @@ class SandboxProvider(Protocol):
         """Probe the guarantees and warm up.
 
         Raises:
-            SandboxUnavailable: a guarantee that is required cannot be given; the text says which and what to do.
+            SandboxUnavailable: a guarantee that is required cannot be given; the text says which and what
+                to do.
         """
 
     @property

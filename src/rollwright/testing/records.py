@@ -1,7 +1,8 @@
 """Builders of valid records, so that a test says only what it is about.
 
-Role: rows, rollouts, groups, samples and batches out of a few words. Neighbours: everyone's tests. Invariant: what is built keeps
-the contracts of `types`: spans cover exactly the sampled tokens, logprobs are 0 elsewhere, ids differ between rollouts.
+Role: rows, rollouts, groups, samples and batches out of a few words. Neighbours: everyone's tests. Invariant:
+what is built keeps the contracts of `types`: spans cover exactly the sampled tokens, logprobs are 0
+elsewhere, ids differ between rollouts.
 """
 
 from __future__ import annotations
@@ -106,9 +107,10 @@ def make_group(
     version: PolicyVersion = VERSION,
     pattern: str = "PPPSSTTSS",
 ) -> Group:
-    """A group with one member for each reward; None is an unscorable member, a NaN stays a (faulty) NaN value.
+    """A group with one member for each reward; None is an unscorable member, NaN stays a (faulty) NaN value.
 
-    `rows[i]` are member i's rows; by default one row of `pattern` with ids of its own. `outcomes[i]` is its outcome.
+    `rows[i]` are member i's rows; by default one row of `pattern` with ids of its own. `outcomes[i]` is its
+    outcome.
     """
     members = []
     for i, reward in enumerate(rewards):

@@ -1,19 +1,33 @@
 """The tool seam, and the protocol of the one door.
 
-Role: what a tool is. Neighbours: `door` is the only caller, agents only know `Door`. Invariants: a tool runs only with a
-permit that the door minted for exactly this action (`Permit`), after the guard allowed it; a tool turns bad arguments and
-failures into a `ToolResult`, never into an exception.
+Role: what a tool is. Neighbours: `door` is the only caller, agents only know `Door`. Invariants: a tool
+runs only with a permit that the door minted for exactly this action (`Permit`), after the guard allowed it;
+a tool turns bad arguments and failures into a `ToolResult`, never into an exception.
 """
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import NoReturn, Protocol, runtime_checkable
 
 from msgspec import Struct
 
+from rollwright.errors import DoorError
 from rollwright.events import TraceContext
-from rollwright.sandbox.base import Sandbox
-from rollwright.types import Identity, Json, Task, ToolCall, ToolResult, ToolSpec
+from rollwright.sandbox.base import Guarantees, Sandbox
+from rollwright.types import (
+    Environment,
+    ExecResult,
+    Identity,
+    Json,
+    Task,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+)
+
+ERROR_CHARACTERS = 80
+"""Length of an error observation at most: the policy reads every one of them."""
 
 
 class Action(Struct, frozen=True, kw_only=True):
@@ -37,16 +51,63 @@ class Tool(Protocol):
     def spec(self) -> ToolSpec:
         """Name, description, JSON schema of the arguments, side effect."""
 
+    async def _run(self, arguments: dict[str, Json], action: Action) -> ToolResult:
+        """Do it. Sealed when the class is made or registered: without the door's permit it raises
+        `DoorError`."""
+
 
 class Door(Protocol):
     """The one way to act."""
 
     async def invoke(self, action: Action) -> ToolResult:
-        """Identity → guard → idempotency → registry → deadline → execution → audit → trace. Never raises for what the agent
-        did; raises `SandboxLost` where the sandbox died, `DoorError` for an action without identity."""
+        """Identity → guard → idempotency → registry → deadline → execution → audit → trace. Never raises
+        for what the agent did; raises `SandboxLost` where the sandbox died, `DoorError` for an action
+        without identity."""
 
     def specs(self, names: tuple[str, ...]) -> tuple[ToolSpec, ...]:
         """The registered tools of these names, for the prompt. Raises `PluginError` for an unknown one."""
+
+
+class SandboxHandle:
+    """What an agent holds instead of its sandbox: enough to name it in an `Action`, useless to act with. Only
+    the door opens it; every acting method raises `DoorError`."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sealed = sandbox
+        self.id = sandbox.id
+
+    @property
+    def guarantees(self) -> Guarantees:
+        """What the sandbox keeps, as probed."""
+        return self._sealed.guarantees
+
+    def _refuse(self) -> NoReturn:
+        raise DoorError(f"sandbox {self.id} was used past the door; call Door.invoke with an Action instead")
+
+    async def exec(self, argv: Sequence[str], *, timeout: float, stdin: str = "") -> ExecResult:
+        """Raises `DoorError`, as every method below."""
+        self._refuse()
+
+    async def run_code(self, code: str, *, timeout: float) -> ExecResult:
+        self._refuse()
+
+    async def sql(self, query: str, *, timeout: float, parameters: Sequence[Json] = ()) -> ExecResult:
+        self._refuse()
+
+    async def read_file(self, path: str) -> bytes:
+        self._refuse()
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        self._refuse()
+
+    async def snapshot(self) -> Environment:
+        self._refuse()
+
+    async def fork(self) -> Sandbox:
+        self._refuse()
+
+    async def close(self) -> None:
+        self._refuse()
 
 
 Arguments = dict[str, Json]

@@ -1,10 +1,12 @@
 """Everything that flows between parts, as frozen records; no torch.
 
-Role: one name for each thing. Neighbours: every package imports this one, it imports none of them; `wire.py` writes and reads
-these records. Invariants: records are immutable; every token carries provenance, behaviour logprob and policy version (`Row`); a
-rollout has exactly one `Outcome`; a `Score` is a value with parts, or unscorable with a reason.
+Role: one name for each thing. Neighbours: every package imports this one, it imports none of them;
+`wire.py` writes and reads these records. Invariants: records are immutable; every token carries provenance,
+behaviour logprob and policy version (`Row`); a rollout has exactly one `Outcome`; a `Score` is a value with
+parts, or unscorable with a reason.
 
-Shapes: `T` is the number of tokens of a row. Token ids are int32[T], logprobs float32[T] (nats; 0 where not sampled).
+Shapes: `T` is the number of tokens of a row. Token ids are int32[T], logprobs float32[T] (nats; 0 where not
+sampled).
 """
 
 from rollwright.types.record import ArrayRecord, Floats, Ints, Json, Marks, Record

@@ -1,7 +1,8 @@
 """From sampling to the ledger: completions, rows, rollouts, scores, groups, samples, dispositions.
 
-Role: what flows once a task has started. Neighbours: engine → agent → factory → queue → trainer. Invariants: every token of a `Row`
-carries provenance, behaviour logprob and version; a rollout has exactly one `Outcome`.
+Role: what flows once a task has started. Neighbours: engine → agent → factory → queue → trainer.
+Invariants: every token of a `Row` carries provenance, behaviour logprob and version; a rollout has exactly
+one `Outcome`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Finish(enum.Enum):
 
 
 class Sampling(Record, frozen=True, kw_only=True):
-    """How to sample. `temperature` 0 is greedy. The logprobs returned are those of the distribution sampled from."""
+    """How to sample. `temperature` 0 is greedy. The logprobs returned are those of the distribution sampled
+    from."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -96,8 +98,8 @@ _SCORABLE = frozenset({Outcome.ANSWERED, Outcome.MAX_TURNS, Outcome.CONTEXT_FULL
 class Row(ArrayRecord, frozen=True, kw_only=True):
     """T tokens the trainer may see, exactly as the engine and the environment made them.
 
-    `tokens` int32[T]; `provenance` uint8[T] (`Provenance`); `logprobs` float32[T], behaviour logprob where sampled, else 0;
-    `spans` cover exactly the sampled tokens.
+    `tokens` int32[T]; `provenance` uint8[T] (`Provenance`); `logprobs` float32[T], behaviour logprob where
+    sampled, else 0; `spans` cover exactly the sampled tokens.
     """
 
     tokens: Ints
@@ -191,7 +193,8 @@ class Group(ArrayRecord, frozen=True, kw_only=True):
 
 
 class Sample(ArrayRecord, frozen=True, kw_only=True):
-    """What the trainer takes: a row with a float32[T] advantage and a float32[T] loss weight for each token.
+    """What the trainer takes: a row with a float32[T] advantage and a float32[T] loss weight for each
+    token.
 
     Weights are 0 on every token that was not sampled.
     """
@@ -211,7 +214,8 @@ class Batch(ArrayRecord, frozen=True, kw_only=True):
 
 
 class Disposition(enum.Enum):
-    """Where a started rollout stands. The first two are open; every rollout ends in exactly one of the others."""
+    """Where a started rollout stands. The first two are open; every rollout ends in exactly one of the
+    others."""
 
     RUNNING = "running"
     QUEUED = "queued"

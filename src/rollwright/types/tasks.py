@@ -1,7 +1,7 @@
 """Tasks, tools, actions and what is checked.
 
-Role: the wire half of a task; behaviour lives in `tasks`, `tools` and `reward`. Neighbours: agents, tools, rewards.
-Invariant: plain data; loading a task executes nothing.
+Role: the wire half of a task; behaviour lives in `tasks`, `tools` and `reward`. Neighbours: agents, tools,
+rewards. Invariant: plain data; loading a task executes nothing.
 """
 
 from __future__ import annotations
@@ -88,6 +88,8 @@ class ToolResult(Record, frozen=True, kw_only=True):
     seconds: float = 0.0
     repeated: bool = False
     """The action id was seen before: this is the first result again."""
+    terminated: bool = False
+    """A guard ended the rollout with this call, which was not executed; the agent stops (`TERMINATED`)."""
 
 
 class File(Record, frozen=True, kw_only=True):
@@ -105,7 +107,8 @@ class Environment(Record, frozen=True, kw_only=True):
 
 
 class Check(Record, frozen=True, kw_only=True, tag_field="kind"):
-    """Base of what a reward looks at. Layers: `status` (it ran), `meaning` (the output is right), `intermediate`."""
+    """Base of what a reward looks at. Layers: `status` (it ran), `meaning` (the output is right),
+    `intermediate`."""
 
     weight: float = 1.0
 
@@ -117,7 +120,8 @@ class CallsSucceed(Check, frozen=True, kw_only=True, tag="calls_succeed"):
 
 
 class AnswerEquals(Check, frozen=True, kw_only=True, tag="answer_equals"):
-    """meaning: the final answer equals `expected` after stripping and case folding; numbers compare as numbers."""
+    """meaning: the final answer equals `expected` after stripping and case folding; numbers compare as
+    numbers."""
 
     expected: str
 
@@ -143,7 +147,8 @@ class FileHolds(Check, frozen=True, kw_only=True, tag="file_holds"):
 
 
 class ReturnValue(Check, frozen=True, kw_only=True, tag="return_value"):
-    """meaning: `expression`, evaluated in the agent's interpreter after the rollout, has the repr `expected`."""
+    """meaning: `expression`, evaluated in the agent's interpreter after the rollout, has the repr
+    `expected`."""
 
     expression: str
     expected: str
@@ -174,8 +179,9 @@ class VariableExists(Check, frozen=True, kw_only=True, tag="variable_exists"):
 class TwinReplay(Check, frozen=True, kw_only=True, tag="twin_replay"):
     """meaning: the same calls, replayed on a second instance, lead to that instance's answer.
 
-    Literals that came from the question (`renamed`: ours → the twin's) or from an earlier result are replaced by what the
-    twin has in that place. An answer that did not come out of the calls stays as it is, and is wrong there.
+    Literals that came from the question (`renamed`: ours → the twin's) or from an earlier result are
+    replaced by what the twin has in that place. An answer that did not come out of the calls stays as it
+    is, and is wrong there.
     """
 
     environment: Environment

@@ -1,6 +1,7 @@
 """What a guard says of an action.
 
-Role: the guard's answer. Neighbours: guard, tools, audit. Invariant: decisions are ordered by how much they forbid.
+Role: the guard's answer. Neighbours: guard, tools, audit. Invariant: decisions are ordered by how much they
+forbid.
 """
 
 from __future__ import annotations

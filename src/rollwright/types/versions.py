@@ -1,6 +1,7 @@
 """Who made a record, and with which policy: identity, policy versions and their lineage, published weights.
 
-Role: invariants 5 and 11. Neighbours: everything that is stored carries an `Identity`. Invariant: lag is never negative.
+Role: invariants 5 and 11. Neighbours: everything that is stored carries an `Identity`. Invariant: lag is
+never negative.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from rollwright.types.record import ArrayRecord, Floats, Ints, Record
 
 
 class PolicyVersion(Record, frozen=True, kw_only=True, order=True):
-    """One state of one policy: (run, policy, incarnation, step). A resume or rollback opens a new incarnation."""
+    """One state of one policy: (run, policy, incarnation, step). A resume or rollback opens a new
+    incarnation."""
 
     run: str
     policy: str = "policy"
@@ -28,7 +30,8 @@ class PolicyVersion(Record, frozen=True, kw_only=True, order=True):
 
 
 class Lineage(Record, frozen=True, kw_only=True):
-    """Which versions are ancestors of the current one. `forks[i]` is the step at which incarnation `i` began."""
+    """Which versions are ancestors of the current one. `forks[i]` is the step at which incarnation `i`
+    began."""
 
     run: str
     policy: str = "policy"
@@ -85,7 +88,8 @@ class Identity(Record, frozen=True, kw_only=True):
 
 
 class Probe(ArrayRecord, frozen=True, kw_only=True):
-    """Tokens int32[T] and the trainer's logprobs float32[T-1] of them: what an engine must reproduce after a push."""
+    """Tokens int32[T] and the trainer's logprobs float32[T-1] of them: what an engine must reproduce after
+    a push."""
 
     tokens: Ints
     logprobs: Floats

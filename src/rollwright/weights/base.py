@@ -1,7 +1,8 @@
 """The weight channel seam.
 
-Role: publishes versions, hands out the newest. Neighbours: trainer side publishes, rollout side polls and updates its engine.
-Invariants: a version is visible only when its bytes are durable and its digest checks; a probe travels with it.
+Role: publishes versions, hands out the newest. Neighbours: trainer side publishes, rollout side polls and
+updates its engine. Invariants: a version is visible only when its bytes are durable and its digest checks;
+a probe travels with it.
 """
 
 from __future__ import annotations

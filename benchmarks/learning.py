@@ -1,0 +1,105 @@
+"""Does the policy learn? Held-out success before and after, three seeds; and controls that must not learn.
+
+Default: `seedK/sampled/before`, `…/after`, `seedK/greedy/before`, `…/after`, `seedK/entropy/…`, and `sft-longer/…`:
+supervised training on the same kind of demonstrations for as long as warm start and RL took together.
+`--control`: `shuffled/greedy/gain` (rewards dealt out anew within each group), `no-tool/over-chance` (the trained
+policy without its tool, against the best guess that needs none).
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from harness import EXAMPLE, Cases, Trained, parser, train
+
+from rollwright.clock import SystemClock
+from rollwright.config import load
+from rollwright.run.evaluation import evaluate
+from rollwright.run.parts import buildable
+from rollwright.types import AnswerEquals
+
+SEEDS = (0, 1, 2)
+
+
+def record(cases: Cases, name: str, run: Trained, labels: tuple[str, ...] = ("before", "after")) -> None:
+    """Add a run's success with its 95 % intervals, and its entropy."""
+    for mode in ("sampled", "greedy"):
+        for label in labels:
+            found = run.evaluation(label, mode)
+            cases.add(
+                f"{name}/{mode}/{label}",
+                found.successes / found.trials,
+                low=found.low,
+                high=found.high,
+                unit="success",
+            )
+    if run.figures.curve:
+        for label, (_, _, entropy) in (("first", run.figures.curve[0]), ("last", run.figures.curve[-1])):
+            cases.add(f"{name}/entropy/{label}", entropy, unit="nats per token")
+
+
+def learning(cases: Cases, overrides: list[str], quick: bool) -> None:
+    """Three seeds, then the same time spent on supervision alone."""
+    runs = []
+    for seed in SEEDS:
+        runs.append(train([f"seed={seed}", *overrides], quick))
+        record(cases, f"seed{seed}", runs[-1])
+    share = 1 + runs[0].rl_seconds() / runs[0].warm_seconds()
+    steps = round(runs[0].figures.warm_total * share)
+    longer = train(["seed=0", *overrides], quick, [f"warmstart.steps={steps}", "loop.steps=0"])
+    record(cases, "sft-longer", longer, labels=("after",))
+    cases.add("sft-longer/time", share, unit="× the warm start")
+
+
+def controls(cases: Cases, overrides: list[str], quick: bool) -> None:
+    """A reward that says nothing, and a tool that is not there."""
+    shuffled = train(['algorithm.type="controls:Shuffled"', *overrides], quick)
+    before, after = shuffled.success("before", "greedy"), shuffled.success("after", "greedy")
+    cases.add("shuffled/greedy/gain", after, before, ratio=after - before, unit="success")
+    trained = train(list(overrides), quick)
+    cases.add("trained/greedy/after", trained.success("after", "greedy"), unit="success")
+    tasks = load([EXAMPLE]).evaluation.tasks
+    without = evaluate(
+        trained.folder, ['tasks.type="controls:NoTool"', f"evaluation.tasks={tasks}"], SystemClock()
+    )
+    best = max(without, key=lambda e: e.successes / e.trials)
+    rate, chance = best.successes / best.trials, guessing(trained, best.trials)
+    cases.add(
+        "no-tool/over-chance",
+        rate,
+        chance,
+        ratio=rate - chance,
+        low=best.low - chance,
+        high=best.high - chance,
+        unit="success",
+    )
+
+
+def guessing(run: Trained, tasks: int) -> float:
+    """Success of the best guess that needs no tool: always the same answer, or the name in the question."""
+    taskset = buildable(run.folder.load().tasks, "tasks").build()
+    answers, echoes = [], 0
+    for number in range(tasks):
+        task = taskset.task("heldout", number)
+        answer = next(check.expected for check in task.checks if isinstance(check, AnswerEquals))
+        answers.append(answer)
+        echoes += task.messages[-1].content.startswith(answer)
+    return max(max(map(answers.count, set(answers))), echoes) / tasks
+
+
+def main() -> None:
+    """Run it."""
+    flags = parser("held-out success before and after training")
+    flags.add_argument("--control", action="store_true", help="the runs that must not learn")
+    flags.add_argument("--sandbox", help="backend, instead of the default")
+    chosen = flags.parse_args()
+    sys.path.insert(0, str(Path(__file__).parent))
+    overrides = [f'sandbox.type="{chosen.sandbox}"'] if chosen.sandbox else []
+    cases = Cases("learning-control" if chosen.control else "learning")
+    (controls if chosen.control else learning)(cases, overrides, chosen.quick)
+    cases.finish(chosen.keep)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""The command `rollwright`.
+
+Role: gathers the commands. Neighbours: one file per command beside this one. Invariants: a foreseeable
+failure is one line on standard error and an exit code other than 0, never a traceback; `--help` imports no
+torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from rollwright import __version__
+from rollwright.errors import RollwrightError
+
+
+class Commands(TyperGroup):
+    """Turns errors of our own tree into one line."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except RollwrightError as error:
+            typer.echo(f"rollwright: {error}", err=True)
+            raise typer.Exit(2) from error
+
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Train LLM agents by reinforcement learning on the work they do.",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Show the version."
+    ),
+) -> None:
+    return
+
+
+def _register() -> None:
+    from rollwright.cli import evaluate, train
+
+    app.command("train")(train.train)
+    app.command("eval")(evaluate.evaluate)
+
+
+_register()

@@ -1,0 +1,262 @@
+"""The one tree of configuration, and how files and flags become it.
+
+Role: `RunConfig`. Neighbours: each package's `config.py` holds its branch; `run` builds from it.
+Invariants: unknown keys are refused with the nearest name; the resolved tree is saved with the run; secrets
+are never in it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, Field, SerializeAsAny, ValidationError, field_validator, model_validator
+
+from rollwright.buffer.config import QueueConfig
+from rollwright.errors import ConfigError
+from rollwright.model.config import ModelConfig
+from rollwright.plugins import PartConfig, choose
+from rollwright.plugins import load as load_part
+from rollwright.rollout.config import RolloutConfig
+from rollwright.trainer.config import TrainerConfig
+
+CHOICES = {
+    "tasks": ("rollwright.tasks", "records"),
+    "engine": ("rollwright.engines", "embedded"),
+    "sandbox": ("rollwright.sandboxes", "auto"),
+    "agent": ("rollwright.agents", "tool"),
+    "reward": ("rollwright.rewards", "rules"),
+    "algorithm": ("rollwright.algorithms", "grpo"),
+}
+"""Branches whose `type` names an implementation: (entry-point group, default)."""
+
+
+class ScheduleConfig(PartConfig):
+    """Learning rate over a phase: linear warm-up, then a cosine down to `final`."""
+
+    warmup: int = Field(0, ge=0)
+    """Updates over which the rate rises to the full one."""
+    final: float = Field(1.0, ge=0, le=1)
+    """Share of the full rate at the last update; 1 keeps it constant."""
+
+    def rate(self, update: int, total: int) -> float:
+        """Factor on the learning rate of `update` (1, 2, … `total`)."""
+        if update <= self.warmup:
+            return update / self.warmup
+        done = (update - self.warmup) / max(1, total - self.warmup)
+        return self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+
+
+class WarmStartConfig(PartConfig):
+    """The supervised phase that teaches a fresh policy the tool format, from scripted demonstrations."""
+
+    steps: int = Field(300, ge=0)
+    """Supervised updates; 0 starts RL from random weights."""
+    batch: int = Field(64, ge=1)
+    """Demonstrations per update, never the same twice."""
+    schedule: ScheduleConfig = ScheduleConfig(warmup=20, final=0.1)
+    """Of `trainer.sft_lr`."""
+
+
+class LoopConfig(PartConfig):
+    """How much is trained."""
+
+    steps: int = Field(40, ge=0)
+    """Optimiser steps of reinforcement learning; 0 stops after the warm start."""
+    groups: int = Field(16, ge=1)
+    """Groups per step; a step trains `groups` × `rollout.group_size` rollouts."""
+    schedule: ScheduleConfig = ScheduleConfig(final=0.1)
+    """Of `trainer.lr`."""
+    group_wait: float = Field(300.0, gt=0)
+    """Longest wait in seconds for the groups of one step before the run stops with an error."""
+    report_seconds: float = Field(1.0, gt=0)
+    """Seconds between two live figures of a process."""
+
+
+class EvaluationConfig(PartConfig):
+    """What is measured before and after, on held-out tasks."""
+
+    tasks: int = Field(256, ge=1)
+    """Held-out tasks, each tried once sampled (temperature 1) and once greedily."""
+    concurrency: int = Field(128, ge=1)
+    """Rollouts at once."""
+
+
+class RunConfig(PartConfig):
+    """Everything a run is made from."""
+
+    name: str = Field("run", pattern=r"^[A-Za-z0-9_.-]+$")
+    """Name of the run; its folder is `folder`/`name`-N."""
+    folder: str = "runs"
+    """Where run folders are made."""
+    seed: int = 0
+    """Every random choice of the run hangs on it: weights, tasks, sampling."""
+    mode: Literal["coupled", "async"] = "async"
+    """`coupled`: one process, rollouts and training in turns. `async`: a rollout process and a trainer
+    process, queue between."""
+    tasks: SerializeAsAny[PartConfig] = Field(default_factory=lambda: choose(*_empty("tasks")))
+    """Task set; `type` names it."""
+    model: ModelConfig = ModelConfig()
+    """Shape of the policy."""
+    engine: SerializeAsAny[PartConfig] = Field(default_factory=lambda: choose(*_empty("engine")))
+    """Inference engine; `type` names it."""
+    sandbox: SerializeAsAny[PartConfig] = Field(default_factory=lambda: choose(*_empty("sandbox")))
+    """Where actions run; `type` names the backend."""
+    agent: SerializeAsAny[PartConfig] = Field(default_factory=lambda: choose(*_empty("agent")))
+    """Who works on a task; `type` names it."""
+    rollout: RolloutConfig = RolloutConfig()
+    """Groups, deadlines, sampling."""
+    reward: SerializeAsAny[PartConfig] = Field(default_factory=lambda: choose(*_empty("reward")))
+    """How rollouts are scored; `type` names it."""
+    queue: QueueConfig = QueueConfig()
+    """Queue and ledger."""
+    algorithm: SerializeAsAny[PartConfig] = Field(default_factory=lambda: choose(*_empty("algorithm")))
+    """How groups become advantages; `type` names it."""
+    trainer: TrainerConfig = TrainerConfig()
+    """Optimiser and loss."""
+    warmstart: WarmStartConfig = WarmStartConfig()
+    """Supervised start."""
+    loop: LoopConfig = LoopConfig()
+    """How much is trained."""
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """Before and after."""
+
+    @field_validator(*CHOICES, mode="before")
+    @classmethod
+    def _choose(cls, value: Any, info: Any) -> PartConfig:
+        group, default = CHOICES[info.field_name]
+        return choose(group, value, default)
+
+    @model_validator(mode="after")
+    def _fits(self) -> RunConfig:
+        if self.queue.capacity < self.loop.groups:
+            raise ValueError(
+                f"queue.capacity = {self.queue.capacity} holds less than the loop.groups = {self.loop.groups} of one step; "
+                "raise queue.capacity"
+            )
+        if (self.rollout.temperature, self.rollout.top_p) != (self.trainer.temperature, 1.0):
+            raise ValueError(
+                f"rollouts are sampled at temperature {self.rollout.temperature}, top_p {self.rollout.top_p}, the trainer "
+                f"expects temperature {self.trainer.temperature}, top_p 1: logprobs of two distributions do not compare; "
+                "set rollout.temperature = trainer.temperature and rollout.top_p = 1"
+            )
+        if self.mode == "async" and self.queue.type == "memory":
+            raise ValueError(
+                "queue.type = 'memory' cannot be shared by the two processes of mode = 'async'; "
+                "use queue.type = 'sqlite' or mode = 'coupled'"
+            )
+        return self
+
+
+def _empty(branch: str) -> tuple[str, dict[str, Any], str]:
+    group, default = CHOICES[branch]
+    return group, {}, default
+
+
+def override(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
+    """`config` with `a.b=c` overrides.
+
+    Raises:
+        ConfigError: as `load`.
+    """
+    tree = config.model_dump()
+    for text in overrides:
+        _overlay(tree, _parse_override(text))
+    return _validated(tree, ", ".join(f"--set {text}" for text in overrides))
+
+
+def load(paths: Sequence[Path], overrides: Sequence[str] = ()) -> RunConfig:
+    """The configuration of one TOML file, overlaid with further ones, then with `a.b=c` overrides (values
+    are TOML).
+
+    Raises:
+        ConfigError: one line: which file or flag, which key, what was given, what was expected.
+    """
+    tree: dict[str, Any] = {}
+    for path in paths:
+        try:
+            overlay = tomllib.loads(path.read_text())
+        except FileNotFoundError as error:
+            near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.toml")], n=1)
+            hint = f"; did you mean {path.parent / near[0]}?" if near else ""
+            raise ConfigError(f"{path}: no such file{hint}") from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: cannot be read as text ({error})") from error
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{path}: not TOML: {error}") from error
+        _overlay(tree, overlay)
+    for text in overrides:
+        _overlay(tree, _parse_override(text))
+    return _validated(
+        tree, ", ".join([*(str(p) for p in paths), *(f"--set {o}" for o in overrides)]) or "defaults"
+    )
+
+
+def _validated(tree: dict[str, Any], source: str) -> RunConfig:
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(f"{source}: {explain(error, tree)}") from error
+
+
+def _overlay(base: dict[str, Any], top: dict[str, Any]) -> None:
+    for key, value in top.items():
+        below = base.setdefault(key, value)
+        if isinstance(below, dict) and isinstance(value, dict):
+            if value is not below:
+                _overlay(below, value)
+        else:
+            base[key] = value
+
+
+def _parse_override(text: str) -> dict[str, Any]:
+    key, equals, value = text.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise ConfigError(f"--set {text}: expected KEY=VALUE, for example --set loop.steps=20")
+    try:
+        parsed: Any = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()
+    for part in reversed(key.split(".")):
+        parsed = {part: parsed}
+    assert isinstance(parsed, dict)
+    return parsed
+
+
+def explain(error: ValidationError, tree: dict[str, Any]) -> str:
+    """The first problem of a validation in one line, with the nearest known key where a key is unknown."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"]) or "configuration"
+    if first["type"] == "extra_forbidden":
+        parent = ".".join(str(part) for part in first["loc"][:-1])
+        key = str(first["loc"][-1])
+        known = _keys_at(first["loc"][:-1], tree)
+        near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
+        return f"unknown key '{key}'" + (f" in [{parent}]" if parent else "") + f"; {hint}"
+    more = len(error.errors()) - 1
+    given = "" if first["type"] == "value_error" else f" (given: {first['input']!r})"
+    text = first["msg"].removeprefix("Value error, ")
+    return f"{where}: {text}{given}" + (f" (and {more} more)" if more else "")
+
+
+def _keys_at(loc: tuple[Any, ...], tree: dict[str, Any]) -> list[str]:
+    """The keys known at `loc`; in a chosen part those of the implementation that `tree` names."""
+    model: type[BaseModel] = RunConfig
+    for depth, part in enumerate(loc):
+        if depth == 0 and part in CHOICES:
+            group, default = CHOICES[part]
+            model = load_part(group, str(tree[part].get("type", default)))
+            continue
+        field = model.model_fields.get(str(part))
+        kinds = [field.annotation, *get_args(field.annotation)] if field else []
+        inner = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        if not inner:
+            return []
+        model = inner[0]
+    return sorted(model.model_fields)

@@ -1,0 +1,340 @@
+"""The embedded engine: the asynchronous shell around scheduler and model.
+
+Role: implements `engine.base.Engine` in the event loop's own thread. Neighbours: agents and evaluations
+call it, the conductor pushes weights, the pool may take its lease back. Invariants: one scheduler step per
+turn of the event loop, so callers run between steps and never during one; weights change only between
+steps; weights that miss their probe serve nothing until good ones arrive; every request ends: with a
+completion, an error, or its caller's cancellation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from rollwright.clock import Clock
+from rollwright.engine.base import Health, PauseMode
+from rollwright.engine.config import EmbeddedConfig
+from rollwright.engine.embedded.request import Request
+from rollwright.engine.embedded.sampler import noise_key
+from rollwright.engine.embedded.scheduler import Scheduler
+from rollwright.engine.embedded.step import score
+from rollwright.errors import ContextOverflow, EngineClosed, EngineError, WeightMismatch
+from rollwright.events import Noted, Sink
+from rollwright.model.decoder import Decoder
+from rollwright.pool.base import Lease
+from rollwright.types import Chunk, Completion, Finish, Floats, Ints, PolicyVersion, Probe, Sampling
+
+PROBE_TOLERANCE = 1e-4
+"""Largest difference of a logprob, in nats, between the trainer's probe and this engine."""
+
+
+class _Mode(enum.Enum):
+    SERVING = "serving"
+    DRAINING = "draining"
+    PAUSED = "paused"
+
+
+class EmbeddedEngine:
+    """Serves `decoder`, whose weights are `version`. With a `lease` it stops when the lease is revoked:
+    running requests end with `Finish.ABORT`, later ones are refused with `EngineClosed`."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        config: EmbeddedConfig,
+        version: PolicyVersion,
+        clock: Clock,
+        events: Sink,
+        lease: Lease | None = None,
+    ) -> None:
+        self._decoder, self._clock, self._events, self._lease = decoder, clock, events, lease
+        self._scheduler = Scheduler(decoder, config, version)
+        self._flying: dict[str, Request] = {}
+        self._held: list[Request] = []  # came while paused
+        self._mode = _Mode.SERVING
+        self._unfit = ""  # why these weights may not serve
+        self._closed = ""  # why it stopped
+        self._wake, self._quiet = asyncio.Event(), asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._busy = self._idle = 0.0
+        self._idle_since: float | None = None
+
+    async def start(self) -> None:
+        """Begin serving. Idempotent; a closed engine stays closed."""
+        self._check_open()
+        if not self._tasks:
+            self._tasks = [asyncio.create_task(self._serve())]
+            if self._lease is not None:
+                self._tasks.append(asyncio.create_task(self._watch(self._lease)))
+
+    async def close(self) -> None:
+        """Stop; requests in flight raise `EngineClosed`. Idempotent."""
+        self._stop("the engine was closed", EngineClosed("the engine was closed while the request waited"))
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def generate(
+        self, prompt: Ints, sampling: Sampling, *, request: str, session: str = ""
+    ) -> Completion:
+        """See `engine.base.Engine.generate`. `session` needs no routing here: there is one cache."""
+        entry = self._submit(prompt, sampling, request, None)
+        try:
+            return await entry.result
+        finally:
+            self._forget(entry)
+
+    async def stream(
+        self, prompt: Ints, sampling: Sampling, *, request: str, session: str = ""
+    ) -> AsyncIterator[Chunk]:
+        """As `generate`, token by token; closing the iterator frees everything."""
+        sink: asyncio.Queue[Chunk | None] = asyncio.Queue()
+        entry = self._submit(prompt, sampling, request, sink)
+        try:
+            while True:
+                chunk = await sink.get()
+                if chunk is None:
+                    await entry.result
+                    return
+                yield chunk
+                if chunk.finish is not None:
+                    return
+        finally:
+            self._forget(entry)
+
+    async def score(self, tokens: Ints, *, temperature: float = 1.0) -> Floats:
+        """float32[T-1], computed without the cache; also while paused.
+
+        Raises:
+            ValueError: no tokens, an id outside the vocabulary, or a temperature that is not above 0.
+            ContextOverflow: T exceeds the context.
+        """
+        self._check_open()
+        ids = self._checked(tokens)
+        if not temperature > 0:
+            raise ValueError(
+                f"score needs a temperature above 0, got {temperature}; greedy logprobs are at 1"
+            )
+        if len(ids) > self._decoder.config.context:
+            raise ContextOverflow(f"{len(ids)} tokens exceed the context of {self._decoder.config.context}")
+        return score(self._decoder, ids, temperature) if len(ids) > 1 else np.empty(0, np.float32)
+
+    async def abort(self, requests: Sequence[str]) -> None:
+        """End these with `Finish.ABORT`; unknown ids are ignored."""
+        for name in requests:
+            if name in self._flying:
+                self._abort(self._flying[name])
+
+    async def pause(self, mode: PauseMode = PauseMode.WAIT) -> None:
+        """Stop generating; returns once nothing runs. `WAIT` finishes everything submitted before the call,
+        a later call with another mode cuts that short."""
+        self._check_open()
+        if mode is PauseMode.ABORT:
+            for entry in list(self._flying.values()):
+                if entry not in self._held:
+                    self._abort(entry)
+        if mode is not PauseMode.WAIT or self._mode is _Mode.PAUSED or self._scheduler.idle:
+            self._mode = _Mode.PAUSED
+            self._quiet.set()
+            return
+        if self._mode is _Mode.SERVING:
+            self._mode = _Mode.DRAINING
+            self._quiet.clear()
+        await self._quiet.wait()
+        self._check_open()
+
+    async def resume(self) -> None:
+        """Go on. Idempotent.
+
+        Raises:
+            WeightMismatch: the last update failed; only a good one makes the engine fit to serve.
+        """
+        self._check_open()
+        if self._unfit:
+            raise WeightMismatch(f"cannot resume: {self._unfit}; update with matching weights first")
+        self._mode = _Mode.SERVING
+        self._scheduler.waiting.extend(self._held)
+        self._held.clear()
+        self._quiet.set()
+        self._wake.set()
+
+    async def update(
+        self, state: Mapping[str, Any], version: PolicyVersion, probe: Probe | None = None
+    ) -> float:
+        """Take new weights, at once: callers run between steps. Tensors that are the decoder's own (coupled
+        mode) aren't copied.
+
+        Raises:
+            WeightMismatch: see `engine.base.Engine.update`; `resume` raises too until an update succeeds.
+        """
+        self._check_open()
+        try:
+            self._load(state)
+            self._scheduler.adopt(version)
+            gap = self._gap(probe)
+        except WeightMismatch as error:
+            self._unfit = str(error)
+            self._mode = _Mode.PAUSED
+            self._quiet.set()
+            self._events.emit(Noted(level="error", text=f"weights of {version} refused: {error}"))
+            raise
+        self._unfit = ""
+        self._wake.set()
+        return gap
+
+    async def health(self) -> Health:
+        """Counters and state; cheap."""
+        scheduler = self._scheduler
+        idle = self._idle if self._idle_since is None else self._idle + self._clock.now() - self._idle_since
+        return Health(
+            ready=bool(self._tasks) and not self._closed and not self._unfit and self._mode is _Mode.SERVING,
+            version=scheduler.version,
+            running=len(scheduler.batch),
+            waiting=len(scheduler.waiting) + len(self._held),
+            prompt_tokens=scheduler.prompt_tokens,
+            cached_tokens=scheduler.cached_tokens,
+            sampled_tokens=scheduler.sampled_tokens,
+            steps=scheduler.steps,
+            busy_seconds=self._busy,
+            idle_seconds=idle,
+            kv_tokens=scheduler.kv_tokens,
+            kv_capacity=scheduler.kv_capacity,
+        )
+
+    def check_integrity(self) -> None:
+        """Raises `AssertionError` where a request or a KV slot was lost; for tests."""
+        self._scheduler.check_integrity()
+
+    async def _serve(self) -> None:
+        """One step per turn of the event loop; waits while there is nothing to run."""
+        while not self._closed:
+            if self._mode is _Mode.DRAINING and self._scheduler.idle:
+                self._mode = _Mode.PAUSED
+                self._quiet.set()
+            began = self._clock.now()
+            if self._mode is _Mode.PAUSED or self._scheduler.idle:
+                self._idle_since = began
+                self._wake.clear()
+                await self._wake.wait()
+                self._idle_since = None
+                self._idle += self._clock.now() - began
+                continue
+            try:
+                self._scheduler.run()
+            except Exception as error:  # boundary: whatever breaks a step ends every request with its cause
+                self._events.emit(Noted(level="error", text=f"the engine stopped: {error}"))
+                failure = EngineError(f"the engine stopped in a step: {error}")
+                failure.__cause__ = error
+                self._stop(str(failure), failure)
+                return
+            self._busy += self._clock.now() - began
+            await asyncio.sleep(0)
+
+    async def _watch(self, lease: Lease) -> None:
+        """Stop when the lease is wanted back: the tokens so far are returned, nothing new is taken."""
+        await lease.wait_revoked()
+        self._events.emit(Noted(level="info", text=f"lease {lease.id} revoked: the engine stops"))
+        for entry in list(self._flying.values()):
+            self._abort(entry)
+        reason = f"lease {lease.id} was revoked"
+        self._stop(reason, EngineClosed(reason))
+
+    def _submit(
+        self, prompt: Ints, sampling: Sampling, name: str, sink: asyncio.Queue[Chunk | None] | None
+    ) -> Request:
+        self._check_open()
+        ids, context = self._checked(prompt), self._decoder.config.context
+        if name in self._flying:
+            raise ValueError(f"request {name!r} is in flight already; ids are unique among those in flight")
+        if sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.max_tokens < 1:
+            raise ValueError(f"expected temperature ≥ 0, 0 < top_p ≤ 1 and max_tokens ≥ 1, got {sampling}")
+        if len(ids) >= context:
+            raise ContextOverflow(
+                f"a prompt of {len(ids)} tokens leaves no room for one token in a context of {context}"
+            )
+        entry = Request(
+            id=name,
+            tokens=ids,
+            sampling=sampling,
+            noise=noise_key(sampling.seed, name),
+            limit=min(len(ids) + sampling.max_tokens, context),
+            result=asyncio.get_running_loop().create_future(),
+            sink=sink,
+            prompt=len(ids),
+        )
+        self._flying[name] = entry
+        if self._mode is _Mode.SERVING:
+            self._scheduler.waiting.append(entry)
+            self._wake.set()
+        else:
+            self._held.append(entry)
+        return entry
+
+    def _checked(self, tokens: Ints) -> Ints:
+        ids = np.ascontiguousarray(tokens, np.int32)
+        if ids.ndim != 1 or len(ids) == 0:
+            raise ValueError(f"expected at least one token id in one dimension, got shape {ids.shape}")
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= self._decoder.vocab:
+            raise ValueError(f"token ids are 0 … {self._decoder.vocab - 1}, got {low} … {high}")
+        return ids
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineClosed(f"the engine takes nothing more: {self._closed}")
+
+    def _forget(self, entry: Request) -> None:
+        """The caller is gone; what still runs for it (it was cancelled) is freed."""
+        if self._flying.get(entry.id) is entry:
+            del self._flying[entry.id]
+            if entry in self._held:
+                self._held.remove(entry)
+            self._scheduler.end(entry, None)
+            self._wake.set()
+
+    def _abort(self, entry: Request) -> None:
+        if entry in self._held:
+            self._held.remove(entry)
+        self._scheduler.end(entry, Finish.ABORT)
+
+    def _stop(self, reason: str, error: Exception) -> None:
+        """Take nothing more; whoever still waits gets `error`."""
+        self._closed = self._closed or reason
+        for entry in self._flying.values():
+            entry.fail(error)
+        self._quiet.set()
+        self._wake.set()
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        """Copy `state` into the decoder; all or nothing."""
+        own = dict(self._decoder.named_parameters())
+        if own.keys() != state.keys():
+            odd = sorted(own.keys() ^ state.keys())
+            raise WeightMismatch(f"the weights' names do not fit the model: {', '.join(odd)}")
+        for name, parameter in own.items():
+            if state[name].shape != parameter.shape:
+                expected = f"expected {tuple(parameter.shape)}, got {tuple(state[name].shape)}"
+                raise WeightMismatch(f"the shape of {name} does not fit the model: {expected}")
+        with torch.no_grad():
+            for name, parameter in own.items():
+                if state[name].data_ptr() != parameter.data_ptr():
+                    parameter.copy_(state[name])
+
+    def _gap(self, probe: Probe | None) -> float:
+        """Largest difference to the probe's logprobs."""
+        if probe is None:
+            return 0.0
+        own = score(self._decoder, probe.tokens, 1.0)
+        gap = float(np.abs(own - probe.logprobs).max())
+        if not gap <= PROBE_TOLERANCE:  # also where it is not a number
+            raise WeightMismatch(
+                f"a logprob of the probe differs by {gap:.3g}, allowed is {PROBE_TOLERANCE:g}"
+            )
+        return gap

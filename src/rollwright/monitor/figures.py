@@ -1,0 +1,98 @@
+"""What a run looks like at this moment, computed from its events.
+
+Role: folds events into the figures that people watch. Neighbours: `terminal` draws them; `events.Tail`
+feeds them. Invariant: a figure that has no data is None, never 0.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from rollwright.events import (
+    Evaluated,
+    GroupEnded,
+    Logged,
+    Metrics,
+    Noted,
+    RolloutEnded,
+    StepEnded,
+    WeightsPushed,
+)
+
+WINDOW = 256
+"""Rollouts over which live success and reward are averaged."""
+
+
+@dataclass
+class Figures:
+    """The state of a run as its events tell it."""
+
+    total_steps: int
+    step: int = 0
+    warm: int = 0
+    warm_total: int = 0
+    started: float | None = None
+    first_step_wall: float | None = None
+    last_wall: float | None = None
+    groups_kept: int = 0
+    groups_dropped: dict[str, int] = field(default_factory=dict)
+    live: dict[str, float] = field(default_factory=dict)
+    """Newest value of each metric, whichever process said it."""
+    curve: list[tuple[int, float, float]] = field(default_factory=list)
+    """(step, mean reward of its groups, entropy)."""
+    evaluations: list[Evaluated] = field(default_factory=list)
+    notes: list[Noted] = field(default_factory=list)
+    pushes: int = 0
+    gap: float | None = None
+    _values: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+
+    def feed(self, logged: Logged) -> None:
+        """Take one event."""
+        event = logged.event
+        if self.started is None:
+            self.started = logged.wall
+        self.last_wall = logged.wall
+        match event:
+            case RolloutEnded(value=value) if value is not None:
+                self._values.append(value)
+            case GroupEnded(kept=True):
+                self.groups_kept += 1
+            case GroupEnded(reason=reason):
+                self.groups_dropped[reason] = self.groups_dropped.get(reason, 0) + 1
+            case StepEnded(step=step, metrics=metrics):
+                self._step(step, metrics, logged.wall)
+            case Metrics(values=values):
+                self.live.update(values)
+                self.warm = int(self.live.get("warmstart/step", self.warm))
+                self.warm_total = int(self.live.get("warmstart/total", self.warm_total))
+            case WeightsPushed(gap=gap):
+                self.pushes += 1
+                self.gap = max(gap, self.gap or 0.0)
+            case Evaluated():
+                self.evaluations.append(event)
+            case Noted():
+                self.notes.append(event)
+            case _:
+                pass
+
+    def _step(self, step: int, metrics: dict[str, float], wall: float) -> None:
+        self.step = step
+        self.live.update(metrics)
+        if self.first_step_wall is None:
+            self.first_step_wall = wall
+        if "train/reward" in metrics and "train/entropy" in metrics:
+            self.curve.append((step, metrics["train/reward"], metrics["train/entropy"]))
+
+    @property
+    def success(self) -> float | None:
+        """Mean reward of the last `WINDOW` rollouts; None before the first."""
+        return sum(self._values) / len(self._values) if self._values else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Estimate from the pace of the steps so far; None before the second step."""
+        if self.first_step_wall is None or self.last_wall is None or self.step < 2:
+            return None
+        pace = (self.last_wall - self.first_step_wall) / (self.step - 1)
+        return max(0.0, pace * (self.total_steps - self.step))

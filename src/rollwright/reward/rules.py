@@ -1,0 +1,248 @@
+"""The rule reward: deterministic checks over what a rollout did, said and left behind.
+
+Role: the built-in `Reward`. Neighbours: `layers` turns its parts into a value, `replay` is the twin;
+sandboxes of the grader's own come from the provider. Invariants: a score is finite or unscorable with a
+reason; an infrastructure failure (a lost sandbox, a hang) is unscorable, never 0; nothing an agent wrote
+decides what a check compares with, and database questions are asked in a copy that the agent cannot reach.
+
+`ReturnValue` and `VariableExists` ask the agent's own interpreter, which the agent controls: pair them with
+a check that does not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from rollwright.clock import Clock, within
+from rollwright.errors import DeadlineExceeded, SandboxError
+from rollwright.reward.config import RewardConfig
+from rollwright.reward.layers import layer, part, passed, value
+from rollwright.reward.replay import Replays, Twin, Verdict
+from rollwright.reward.text import executed, occurs, same, same_json
+from rollwright.sandbox.base import Sandbox, SandboxProvider
+from rollwright.types import (
+    AnswerEquals,
+    AnswerJson,
+    AnyCheck,
+    CallsSucceed,
+    CallStatus,
+    Check,
+    Environment,
+    FileHolds,
+    Json,
+    Part,
+    ReturnValue,
+    Rollout,
+    RowSet,
+    Score,
+    SqlResult,
+    StdoutEquals,
+    Task,
+    TwinReplay,
+    ValuesSeen,
+    VariableExists,
+)
+
+
+class _Unscorable(Exception):
+    """Nothing can be said about this rollout; the text is the reason."""
+
+
+class RuleReward:
+    """Scores by the task's checks. Cheap ones first; the twin only where it can still change the value."""
+
+    def __init__(self, sandboxes: SandboxProvider, config: RewardConfig, clock: Clock) -> None:
+        self._sandboxes = sandboxes
+        self._config = config
+        self._clock = clock
+        self._replays = Replays()
+
+    async def score(self, task: Task, rollout: Rollout, sandbox: Sandbox | None) -> Score:
+        """The score of `rollout`; `sandbox` is the agent's, after its last action (None where it is lost).
+
+        Unscorable: an outcome that says nothing about the policy, a lost sandbox that a check needs, or
+        `seconds` over.
+        """
+        if not rollout.outcome.scorable:
+            return Score.unscorable(rollout.outcome.value)
+        grading = _Grading(rollout, sandbox, self._sandboxes, self._config, self._replays)
+        what = f"scoring {rollout.identity.rollout}"
+        try:
+            parts = await within(self._clock, grading.parts(task.checks), self._config.seconds, what)
+        except (_Unscorable, DeadlineExceeded) as error:
+            return Score.unscorable(str(error))
+        except SandboxError as error:
+            return Score.unscorable(f"sandbox lost while scoring: {error}")
+        return Score(value=value(task.checks, parts, self._config), parts=tuple(parts))
+
+
+@dataclass
+class _Grading:
+    """One rollout under the checks of its task."""
+
+    rollout: Rollout
+    sandbox: Sandbox | None
+    sandboxes: SandboxProvider
+    config: RewardConfig
+    replays: Replays
+
+    async def parts(self, checks: Sequence[AnyCheck]) -> list[Part]:
+        """One part for each check, in order."""
+        made: dict[int, Part] = {}
+        for i in sorted(range(len(checks)), key=lambda i: _cost(checks[i])):
+            made[i] = await self._part(checks[i], list(made.values()))
+        return [made[i] for i in range(len(checks))]
+
+    async def _part(self, check: AnyCheck, before: Sequence[Part]) -> Part:
+        if isinstance(check, TwinReplay) and not self._undecided(before):
+            return part(check, 0.0, "not run: a cheaper check failed")
+        good, detail = await _RULES[type(check)](self, check)
+        return part(check, float(good), "" if good else detail)
+
+    def _undecided(self, before: Sequence[Part]) -> bool:
+        """Whether a twin can still change the value."""
+        if self.config.mode == "strict":
+            return passed(before)
+        return passed([each for each in before if each.layer == "meaning"])
+
+    # What the rollout itself shows.
+
+    async def calls_succeed(self, check: CallsSucceed) -> Verdict:
+        statuses = [result.status for _, result in executed(self.rollout)]
+        good = statuses.count(CallStatus.OK)
+        last = statuses[-1] if statuses else None
+        return good >= check.minimum and last is CallStatus.OK, f"{good} of {len(statuses)} calls ok"
+
+    async def answer_equals(self, check: AnswerEquals) -> Verdict:
+        answer = self.rollout.answer
+        return answer is not None and same(answer, check.expected), f"answered {_short(answer)}"
+
+    async def answer_json(self, check: AnswerJson) -> Verdict:
+        try:
+            found: Json = json.loads(self.rollout.answer or "")
+            for key in check.path.split(".") if check.path else ():
+                found = found[int(key)] if isinstance(found, list) else found[key]
+        except (ValueError, LookupError, TypeError, RecursionError):
+            return False, f"no {check.path} in {_short(self.rollout.answer)}"
+        return same_json(found, check.expected), f"{check.path} is {_short(found)}"
+
+    async def stdout_equals(self, check: StdoutEquals) -> Verdict:
+        printed = [
+            result.execution.stdout
+            for call, result in executed(self.rollout)
+            if call.name == "python" and result.status is CallStatus.OK and result.execution is not None
+        ]
+        given = printed[-1].strip() if printed else None
+        return given == check.expected.strip(), f"printed {_short(given)}"
+
+    async def values_seen(self, check: ValuesSeen) -> Verdict:
+        results = [result for _, result in executed(self.rollout)]
+        missing = [each for each in check.values if not any(occurs(each, result) for result in results)]
+        return not missing, f"never seen: {', '.join(missing)}"
+
+    # What it left behind.
+
+    def _agents(self) -> Sandbox:
+        if self.sandbox is None:
+            raise _Unscorable("the agent's sandbox is lost")
+        return self.sandbox
+
+    async def file_holds(self, check: FileHolds) -> Verdict:
+        try:
+            data = await self._agents().read_file(check.path)
+        except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
+            return False, f"{check.path}: {type(error).__name__}"
+        held = data.decode("utf-8", "replace").strip()
+        return check.text is None or held == check.text.strip(), f"{check.path} holds {_short(held)}"
+
+    async def return_value(self, check: ReturnValue) -> Verdict:
+        result = await self._agents().run_code(check.expression, timeout=self.config.call_seconds)
+        good = result.status is CallStatus.OK and (result.value or "None") == check.expected
+        return good, f"{result.status.value}: {_short(result.value)}"
+
+    async def variable_exists(self, check: VariableExists) -> Verdict:
+        name = check.name
+        question = f"{name!r} in globals()"
+        if check.type is not None:
+            question += f" and type(globals()[{name!r}]).__name__ == {check.type!r}"
+        result = await self._agents().run_code(question, timeout=self.config.call_seconds)
+        return result.status is CallStatus.OK and result.value == "True", f"no {check.type or ''} {name}"
+
+    async def sql_result(self, check: SqlResult) -> Verdict:
+        async with self._own(await self._agents().snapshot()) as copy:
+            result = await copy.sql(check.query, timeout=self.config.call_seconds)
+        found = result.rows
+        if result.status is not CallStatus.OK or found is None:
+            return False, f"{result.status.value}: {_short(result.stderr)}"
+        return _rows_equal(found, check), f"{len(found.rows)} rows: {_short(found.rows[:3])}"
+
+    async def twin_replay(self, check: TwinReplay) -> Verdict:
+        calls, answer = executed(self.rollout), self.rollout.answer
+        if answer is None:
+            return False, "no answer"
+
+        async def replay() -> Verdict:
+            async with self._own(check.environment) as sandbox:
+                good, given = await Twin(check, sandbox, self.config.call_seconds).answers(calls, answer)
+            return good, f"on the twin: {_short(given)}"
+
+        return await self.replays.verdict(check, calls, answer, replay)
+
+    @asynccontextmanager
+    async def _own(self, environment: Environment) -> AsyncIterator[Sandbox]:
+        """A sandbox of the grader's own, gone afterwards."""
+        sandbox = await self.sandboxes.create(environment, owner=f"grader/{self.rollout.identity.rollout}")
+        try:
+            yield sandbox
+        finally:
+            await sandbox.close()
+
+
+Rule = Callable[[_Grading, Any], Awaitable[Verdict]]
+
+_RULES: dict[type[Check], Rule] = {
+    CallsSucceed: _Grading.calls_succeed,
+    AnswerEquals: _Grading.answer_equals,
+    AnswerJson: _Grading.answer_json,
+    StdoutEquals: _Grading.stdout_equals,
+    ValuesSeen: _Grading.values_seen,
+    FileHolds: _Grading.file_holds,
+    ReturnValue: _Grading.return_value,
+    VariableExists: _Grading.variable_exists,
+    SqlResult: _Grading.sql_result,
+    TwinReplay: _Grading.twin_replay,
+}
+"""Cheapest first; the twin last."""
+
+
+def _cost(check: Check) -> int:
+    """Its place in `_RULES`; refuses a kind that nobody knows."""
+    layer(check)
+    return list(_RULES).index(type(check))
+
+
+def _rows_equal(found: RowSet, check: SqlResult) -> bool:
+    ours = [_typed(row) for row in found.rows]
+    expected = [_typed(row) for row in check.rows]
+    if not check.ordered:
+        ours, expected = sorted(ours), sorted(expected)
+    return found.columns == check.columns and ours == expected
+
+
+def _typed(row: Sequence[Json]) -> tuple[str, ...]:
+    """A row that can be ordered and compared: 1 equals 1.0 and differs from "1"."""
+    return tuple(
+        repr(float(each))
+        if isinstance(each, int | float) and not isinstance(each, bool)
+        else json.dumps(each)
+        for each in row
+    )
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

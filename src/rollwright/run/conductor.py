@@ -1,0 +1,182 @@
+"""The conductor: starts a run's processes, shows what they say, ends them together.
+
+Role: `rollwright train` in one function. Neighbours: `process` is what it starts, `monitor` what it shows.
+Invariants: no process of a run outlives it; the ledger is settled and balanced when it returns; whatever it
+shows is read from the run folder.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from rollwright.clock import Clock, SystemClock
+from rollwright.config import RunConfig
+from rollwright.errors import RollwrightError, StoreError
+from rollwright.events import Tail
+from rollwright.monitor.figures import Figures
+from rollwright.monitor.terminal import Terminal, before_after
+from rollwright.run.folder import RunFolder, create
+
+POLL_SECONDS = 0.1
+GRACE_SECONDS = 20.0
+"""How long a process may take to stop cleanly before it is killed."""
+
+ROLES = {"coupled": ("coupled",), "async": ("trainer", "rollouts")}
+
+
+class WorkerFailed(RollwrightError):
+    """A process of the run ended with an error; the text is its first one."""
+
+
+@dataclass
+class Worker:
+    """One process of the run."""
+
+    role: str
+    process: subprocess.Popen[bytes]
+
+
+def launch(folder: RunFolder, role: str) -> Worker:
+    """Start a worker in a session of its own, so that Ctrl-C reaches it through us only."""
+    environment = dict(os.environ, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive", PYTHONUNBUFFERED="1")
+    with folder.output(role).open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rollwright.run.process", role, str(folder.path), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment,
+            start_new_session=True,
+        )
+    return Worker(role, process)
+
+
+def conduct(config: RunConfig, console: Console) -> int:
+    """Train as `config` says; exit code 0, or 130 after Ctrl-C.
+
+    Raises:
+        WorkerFailed: a process failed; everything else was stopped.
+    """
+    folder = create(config)
+    console.print(f"run folder: {folder.path}", highlight=False)
+    return supervise(folder, config, console, SystemClock())[0]
+
+
+def supervise(folder: RunFolder, config: RunConfig, console: Console, clock: Clock) -> tuple[int, Figures]:
+    """Run the processes of `folder` to their end and show them; (exit code, what the run looked like)."""
+    figures, tail = Figures(config.loop.steps), Tail(folder.path)
+    workers = [launch(folder, role) for role in ROLES[config.mode]]
+    interrupts = 0
+
+    def interrupt(*_: object) -> None:
+        nonlocal interrupts
+        interrupts += 1
+
+    previous = signal.signal(signal.SIGINT, interrupt)
+    told = 0
+    try:
+        with Terminal(console, figures, f"{folder.id} · {config.mode}") as terminal:
+            while any(worker.process.poll() is None for worker in workers):
+                clock.pause(POLL_SECONDS)
+                for logged in tail.read():
+                    figures.feed(logged)
+                terminal.update(clock.now())
+                if interrupts > told:
+                    told = interrupts
+                    _interrupt(workers, hard=interrupts > 1, console=console)
+                if any(worker.process.poll() not in (None, 0) for worker in workers):
+                    break
+            end(workers, clock)
+            for logged in tail.read():
+                figures.feed(logged)
+            terminal.update(clock.now())
+    finally:
+        end(workers, clock)
+        signal.signal(signal.SIGINT, previous)
+    settle(folder, config, clock)
+    if not interrupts:
+        _raise_first_failure(folder, workers, figures)
+    example = folder.example.read_text() if folder.example.is_file() else None
+    terminal.summary(example)
+    return (130 if interrupts else 0), figures
+
+
+def _interrupt(workers: list[Worker], hard: bool, console: Console) -> None:
+    console.print("stopping now" if hard else "stopping after this step; Ctrl-C again stops at once")
+    for worker in workers:
+        if worker.process.poll() is None:
+            worker.process.send_signal(signal.SIGKILL if hard else signal.SIGINT)
+
+
+def end(workers: list[Worker], clock: Clock) -> None:
+    """Have every worker end: asked first, killed after `GRACE_SECONDS`."""
+    for worker in workers:
+        if worker.process.poll() is None:
+            worker.process.send_signal(signal.SIGINT)
+    deadline = clock.now() + GRACE_SECONDS
+    for worker in workers:
+        try:
+            worker.process.wait(max(0.0, deadline - clock.now()))
+        except subprocess.TimeoutExpired:
+            worker.process.kill()
+            worker.process.wait()
+
+
+def settle(folder: RunFolder, config: RunConfig, clock: Clock) -> None:
+    """Close the ledger of a run whose processes are gone: nothing is left running.
+
+    Raises:
+        StoreError: started rollouts and dispositions don't agree.
+    """
+    if not folder.store.is_file():
+        return
+    store = config.queue.build(folder.store, clock, run=folder.id)
+    try:
+        store.reopen()
+        counts = store.counts()
+        if not counts.balanced:
+            raise StoreError(
+                f"the ledger is not balanced: started {counts.started}, dispositions {counts.by}"
+            )
+    finally:
+        store.close()
+
+
+def _raise_first_failure(folder: RunFolder, workers: list[Worker], figures: Figures) -> None:
+    """The first error that a worker told, or the last line of the log of one that could not tell.
+
+    Raises:
+        WorkerFailed: there is one.
+    """
+    told = [note.text for note in figures.notes if note.level == "error"]
+    if told:
+        raise WorkerFailed(told[0])
+    for worker in workers:
+        if worker.process.returncode not in (0, None):
+            log = folder.output(worker.role)
+            lines = log.read_text(errors="replace").strip().splitlines() or ["nothing in its log"]
+            raise WorkerFailed(
+                f"{worker.role} ended with code {worker.process.returncode}: {lines[-1]} (see {log})"
+            )
+
+
+def evaluate_run(path: Path, overrides: list[str], console: Console) -> int:
+    """Evaluate the newest checkpoint of a run on held-out tasks, and show it.
+
+    Raises:
+        ConfigError: no run folder, or a wrong override.
+    """
+    from rollwright.run.evaluation import evaluate
+
+    evaluations = evaluate(RunFolder(path), overrides, SystemClock())
+    table = before_after(evaluations)
+    if table is not None:
+        console.print(table)
+    return 0

@@ -1,0 +1,62 @@
+"""Evaluation of a finished run's newest checkpoint.
+
+Role: `rollwright eval`. Neighbours: the rollout side does the work. Invariant: the run folder keeps its
+queue and ledger as they are; the evaluation's own rollouts are counted in a ledger in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import torch
+
+from rollwright.clock import Clock
+from rollwright.config import override
+from rollwright.errors import ConfigError
+from rollwright.events import Evaluated, EventLog
+from rollwright.buffer.memory import MemoryStore
+from rollwright.pool.base import WorkKind
+from rollwright.run.folder import RunFolder
+from rollwright.run.leases import leased
+from rollwright.run.parts import build
+from rollwright.run.process import Stop
+from rollwright.run.rollout_side import opened
+from rollwright.trainer.torch_trainer import TorchTrainer
+from rollwright.weights.in_process import InProcessChannel
+
+
+def evaluate(folder: RunFolder, overrides: list[str], clock: Clock) -> list[Evaluated]:
+    """Success, sampled and greedy, of the newest committed checkpoint.
+
+    Raises:
+        ConfigError: no run folder, nothing committed yet, or a wrong override.
+    """
+    torch.set_num_threads(1)
+    return asyncio.run(_evaluate(folder, overrides, clock))
+
+
+async def _evaluate(folder: RunFolder, overrides: list[str], clock: Clock) -> list[Evaluated]:
+    parts = build(folder, clock)
+    last = parts.store.last_commit()
+    parts.store.close()
+    if last is None:
+        raise ConfigError(f"{folder.path}: no checkpoint yet; the warm start has not finished")
+    config = override(parts.config, overrides)
+    parts = replace(parts, config=config, store=MemoryStore(config.queue.capacity, run=folder.id))
+    decoder = parts.decoder()
+    trainer = TorchTrainer(decoder, config.trainer)
+    trainer.restore(parts.blobs("checkpoints").get(last.checkpoint))
+    channel = InProcessChannel()
+    channel.publish(last.version, trainer.weights())
+    events = EventLog(folder.events("evaluation"), clock)
+    kinds = (WorkKind.EVALUATION, WorkKind.SANDBOX)
+    try:
+        async with (
+            leased(clock, events, Stop(), *kinds) as lease,
+            opened(parts, channel, decoder, events, lease, "evaluation") as side,
+        ):
+            await side.first_weights()
+            return await side.evaluate(str(last.version))
+    finally:
+        events.close()

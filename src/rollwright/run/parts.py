@@ -1,0 +1,74 @@
+"""From configuration to parts that both sides of a run need.
+
+Role: builds task set, tokenizer, template, model and store the same way in every process. Neighbours:
+`rollout_side`, `trainer_side`, `coupled`. Invariant: two processes with one configuration and one folder
+build equal parts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rollwright.agents.template import CONTROL, PieceTemplate
+from rollwright.blobs.folder import FolderBlobs
+from rollwright.buffer.base import Store
+from rollwright.clock import Clock
+from rollwright.config import RunConfig
+from rollwright.errors import ConfigError
+from rollwright.model.decoder import Decoder
+from rollwright.model.tokenizer import PieceTokenizer
+from rollwright.run.folder import RunFolder
+from rollwright.tasks.base import TaskSet
+from rollwright.weights.base import WeightChannel
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What rollouts and training share."""
+
+    config: RunConfig
+    folder: RunFolder
+    tasks: TaskSet
+    codec: PieceTokenizer
+    template: PieceTemplate
+    store: Store
+    clock: Clock
+
+    def decoder(self) -> Decoder:
+        """The policy with fresh weights: the same ones for the same seed."""
+        decoder = Decoder(self.config.model, self.codec.size)
+        decoder.initialise(torch.Generator().manual_seed(self.config.seed))
+        return decoder
+
+    def blobs(self, what: str) -> FolderBlobs:
+        """One content-addressed folder for each kind of payload, so that each can be collected on its own."""
+        return FolderBlobs(self.folder.blobs / what)
+
+    def file_channel(self) -> WeightChannel:
+        """Weights by file, for two processes."""
+        from rollwright.weights.file import FileChannel
+
+        return FileChannel(self.blobs("weights"), self.folder.weights)
+
+
+def build(folder: RunFolder, clock: Clock) -> Parts:
+    """The parts of the run in `folder`."""
+    config = folder.load()
+    tasks: TaskSet = buildable(config.tasks, "tasks").build()
+    codec = PieceTokenizer(tasks.pieces(), CONTROL)
+    store = config.queue.build(folder.store, clock, run=folder.id)
+    return Parts(config, folder, tasks, codec, PieceTemplate(codec), store, clock)
+
+
+def buildable(part: Any, branch: str) -> Any:
+    """`part`, if its class can build something.
+
+    Raises:
+        ConfigError: a plug-in whose configuration class has no `build`.
+    """
+    if not callable(getattr(part, "build", None)):
+        raise ConfigError(f"{branch}: {type(part).__name__} has no method 'build'")
+    return part

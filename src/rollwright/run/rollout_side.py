@@ -1,0 +1,277 @@
+"""The rollout side of a run: engine, sandboxes and factory; groups into the queue, weights out of the
+channel.
+
+Role: makes rollouts with the newest weights. Neighbours: the store takes groups, the weight channel gives
+versions. Invariants: an engine whose weights differ from the trainer's gets no traffic; a full queue stops
+new groups; every rollout has its disposition when this side ends.
+
+waits for: first weights, room in the queue · unblocked by: the trainer's publish and commit, a deadline, or
+a revoked lease
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+
+from rollwright.buffer.base import Drop, put_when_room
+from rollwright.clock import SystemClock
+from rollwright.engine.base import Engine
+from rollwright.errors import DeadlineExceeded
+from rollwright.evals.statistics import wilson
+from rollwright.events import Evaluated, EventLog, Metrics, Noted, WeightsPushed, read_events
+from rollwright.guard.audit import AuditLog
+from rollwright.guard.chain import GuardChain
+from rollwright.guard.policy import AllowList
+from rollwright.model.decoder import Decoder
+from rollwright.monitor.transcript import transcript
+from rollwright.pool.base import Lease, WorkKind
+from rollwright.rollout.base import GroupReport
+from rollwright.rollout.factory import RolloutFactory
+from rollwright.run.folder import RunFolder
+from rollwright.run.leases import leased
+from rollwright.run.parts import Parts, build, buildable
+from rollwright.run.process import Stop
+from rollwright.tools.door import ToolDoor
+from rollwright.tools.registry import ToolRegistry
+from rollwright.trainer.signal import SignalGuard
+from rollwright.types import Disposition, Identity, PolicyVersion, Sampling, Scored, Task, WeightsRef
+from rollwright.weights.base import WeightChannel
+
+POLL_SECONDS = 0.05
+"""Pause between two looks for new weights."""
+
+
+class RolloutSide:
+    """Everything between a task number and a scored group."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        channel: WeightChannel,
+        events: EventLog,
+        lease: Lease,
+        engine: Engine,
+        factory: RolloutFactory,
+    ) -> None:
+        self.parts, self.channel, self.events, self.lease = parts, channel, events, lease
+        self.engine, self.factory = engine, factory
+        self.version: PolicyVersion | None = None
+        self.numbers = itertools.count()
+        self.signal = SignalGuard()
+
+    async def take(self, ref: WeightsRef) -> None:
+        """Give the engine the weights of `ref` and check them against the probe.
+
+        Raises:
+            WeightMismatch: they are not the trainer's; the engine stays paused.
+        """
+        began = self.parts.clock.now()
+        gap = await self.engine.update(self.channel.fetch(ref), ref.version, ref.probe)
+        self.version = ref.version
+        self.events.emit(
+            WeightsPushed(
+                version=str(ref.version), digest=ref.digest, gap=gap, seconds=self.parts.clock.now() - began
+            )
+        )
+
+    async def first_weights(self) -> None:
+        """Wait for and take the first version; the warm start comes before it."""
+        while not self.lease.revoked:
+            ref = self.channel.latest()
+            if ref is not None:
+                return await self.take(ref)
+            await self.parts.clock.sleep(POLL_SECONDS)
+
+    async def follow(self, last_step: int) -> None:
+        """Take every new version until the one of `last_step`, or until the lease is revoked."""
+        while not self.lease.revoked and (self.version is None or self.version.step < last_step):
+            ref = self.channel.latest()
+            if ref is not None and ref.version != self.version:
+                await self.take(ref)
+            await self.parts.clock.sleep(POLL_SECONDS)
+
+    async def produce(self, wanted: int | None = None) -> int:
+        """Make groups and queue those with signal until `wanted` are queued (None: until cancelled);
+        returns how many."""
+        kept = 0
+        while wanted is None or kept < wanted:
+            if self.lease.revoked:
+                break
+            numbers = self.numbers if wanted is None else itertools.islice(self.numbers, wanted - kept)
+            async with aclosing(self.factory.groups(numbers, prefix=self._prefix())) as reports:
+                async for report in reports:
+                    warning = self.signal.check(self.factory.stats())
+                    if warning:
+                        self.events.emit(Noted(level="warning", text=warning))
+                    kept += await self._queue(report)
+        return kept
+
+    def _prefix(self) -> str:
+        """Group ids of a resumed run never repeat those of the run before."""
+        return f"{self.version.incarnation if self.version else 0}-g"
+
+    async def _queue(self, report: GroupReport) -> bool:
+        """Put a group that was kept into the queue, waiting for room."""
+        if report.group is None:
+            return False
+        wait = self.parts.config.loop.group_wait
+        try:
+            await put_when_room(self.parts.store, report.group, self.parts.clock, wait)
+        except (DeadlineExceeded, asyncio.CancelledError):
+            self._surplus([m.rollout.identity.rollout for m in report.group.members])
+            raise
+        return True
+
+    def _surplus(self, rollouts: list[str]) -> None:
+        self.parts.store.drop(
+            [Drop(rollout=r, disposition=Disposition.SURPLUS, reason="made but not needed") for r in rollouts]
+        )
+
+    async def evaluate(self, label: str) -> list[Evaluated]:
+        """Success on held-out tasks, sampled and greedy; leaves a transcript of one rollout in the folder."""
+        results = []
+        config = self.parts.config
+        tasks = [self.parts.tasks.task("heldout", i) for i in range(config.evaluation.tasks)]
+        for mode, temperature in (("sampled", 1.0), ("greedy", 0.0)):
+            scored = await self.factory.evaluate(
+                tasks, Sampling(temperature=temperature, seed=config.seed), label=f"{label}-{mode}"
+            )
+            results.append(evaluated(label, mode, scored))
+            self.events.emit(results[-1])
+            self.events.flush()
+            if mode == "sampled":
+                self.parts.folder.example.write_text(_example(tasks, scored))
+        return results
+
+    async def report(self) -> None:
+        """Live figures, until cancelled."""
+        clock, seconds = self.parts.clock, self.parts.config.loop.report_seconds
+        before, stats = await self.engine.health(), self.factory.stats()
+        then = clock.now()
+        while True:
+            await clock.sleep(seconds)
+            health, now, fresh_stats = await self.engine.health(), clock.now(), self.factory.stats()
+            prompt = health.prompt_tokens - before.prompt_tokens
+            values = {
+                "rollout/tokens_per_second": (health.sampled_tokens - before.sampled_tokens) / (now - then),
+                "rollout/idle_share": min(1.0, (health.idle_seconds - before.idle_seconds) / (now - then)),
+                "rollout/voided": float(fresh_stats.voided),
+                "rollout/calls_per_second": (fresh_stats.calls - stats.calls) / (now - then),
+                "engine/running": float(health.running),
+                "engine/kv_share": health.kv_tokens / health.kv_capacity,
+                "queue/depth": float(self.parts.store.depth()),
+            }
+            if prompt > 0:
+                values["engine/hit_rate"] = (health.cached_tokens - before.cached_tokens) / prompt
+            self.events.emit(Metrics(process="rollouts", values=values))
+            self.events.flush()
+            before, stats, then = health, fresh_stats, now
+
+
+def evaluated(label: str, mode: str, scored: list[Scored]) -> Evaluated:
+    """Success with its 95 % Wilson interval over the scorable rollouts; the others are counted apart."""
+    values = [s.score.value for s in scored if s.score.value is not None]
+    wins = sum(value >= 1.0 for value in values)
+    low, high = wilson(wins, len(values))
+    sampled = sum(int(row.sampled.sum()) for s in scored for row in s.rollout.rows)
+    return Evaluated(
+        label=label,
+        mode=mode,
+        successes=wins,
+        trials=len(values),
+        low=low,
+        high=high,
+        metrics={
+            "unscorable": float(len(scored) - len(values)),
+            "turns": sum(len(s.rollout.turns) for s in scored) / len(scored),
+            "tokens": sampled / len(scored),
+        },
+    )
+
+
+def _example(tasks: list[Task], scored: list[Scored]) -> str:
+    best = max(range(len(scored)), key=lambda i: (scored[i].score.value or 0.0, len(scored[i].rollout.turns)))
+    return transcript(tasks[best], scored[best])
+
+
+@asynccontextmanager
+async def opened(
+    parts: Parts, channel: WeightChannel, decoder: Decoder, events: EventLog, lease: Lease, process: str
+) -> AsyncIterator[RolloutSide]:
+    """A rollout side with its engine and sandboxes running; everything is closed on the way out."""
+    config, clock = parts.config, parts.clock
+    async with AsyncExitStack() as stack:
+        version = parts.store.lineage().version(0)
+        engine = buildable(config.engine, "engine").build(
+            decoder=decoder, version=version, clock=clock, events=events, lease=lease
+        )
+        sandboxes = buildable(config.sandbox, "sandbox").build(
+            parts.folder.sandboxes / process, lease=lease, clock=clock
+        )
+        await sandboxes.start()
+        stack.push_async_callback(sandboxes.close)
+        await engine.start()
+        stack.push_async_callback(engine.close)
+        audit = AuditLog(parts.folder.audit(process), clock, parts.blobs("audit"))
+        stack.callback(audit.close)
+        factory = RolloutFactory(
+            tasks=parts.tasks,
+            agent=buildable(config.agent, "agent").build(),
+            engine=engine,
+            door=ToolDoor(
+                ToolRegistry.installed(), GuardChain([AllowList()]), audit, clock=clock, events=events
+            ),
+            sandboxes=sandboxes,
+            reward=buildable(config.reward, "reward").build(sandboxes, clock),
+            ledger=parts.store,
+            codec=parts.codec,
+            template=parts.template,
+            clock=clock,
+            events=events,
+            config=config.rollout,
+            identity=Identity(run=parts.folder.id),
+            rng=random.Random(config.seed),
+        )
+        side = RolloutSide(parts, channel, events, lease, engine, factory)
+        reporting = asyncio.create_task(side.report())
+        try:
+            yield side
+        finally:
+            reporting.cancel()
+
+
+async def work(folder: RunFolder, events: EventLog, stop: Stop) -> None:
+    """The rollout process of an async run."""
+    parts = build(folder, SystemClock())
+    channel = parts.file_channel()
+    kinds = (WorkKind.SAMPLING, WorkKind.SANDBOX)
+    async with (
+        leased(parts.clock, events, stop, *kinds) as lease,
+        opened(parts, channel, parts.decoder(), events, lease, "rollouts") as side,
+    ):
+        await side.first_weights()
+        if not _measured(folder, "before"):
+            await side.evaluate("before")
+        producing = asyncio.create_task(side.produce())
+        following = asyncio.create_task(side.follow(parts.config.loop.steps))
+        await asyncio.wait({producing, following}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (producing, following):
+            task.cancel()
+        for result in await asyncio.gather(producing, following, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result
+        if not lease.revoked:
+            await side.evaluate("after")
+    parts.store.close()
+
+
+def _measured(folder: RunFolder, label: str) -> bool:
+    """Whether an earlier incarnation has evaluated this already."""
+    return any(
+        isinstance(logged.event, Evaluated) and (logged.event.label, logged.event.mode) == (label, "greedy")
+        for logged in read_events(folder.path)
+    )

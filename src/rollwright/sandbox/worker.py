@@ -1,0 +1,320 @@
+"""What runs inside a sandbox: a loop that answers Python, SQL, program and dump requests.
+
+Role: a persistent interpreter and a persistent database connection. Neighbours: `zygote` forks it, `channel`
+sends it length-prefixed JSON. Invariants: standard library only; what it answers is capped before it is
+encoded; a limit ends in a status, not in a crash. It is not trusted: the host checks what it says.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import contextlib
+import io
+import json
+import math
+import os
+import select
+import socket
+import sqlite3
+import struct
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+DATABASE = "data.db"
+"""The database's file in the working folder."""
+_MAX_ROWS = 1000
+_READING_PRAGMAS = frozenset(
+    ("table_info", "table_xinfo", "table_list", "index_list", "index_info", "index_xinfo", "foreign_key_list")
+)
+
+Reply = dict[str, Any]
+
+
+class _Flood(BaseException):
+    """More output than allowed; not an `Exception`, so that the code that prints doesn't catch it by the
+    way."""
+
+
+class _Capped(io.TextIOBase):
+    """A text stream that takes `limit` characters and then refuses."""
+
+    def __init__(self, limit: int) -> None:
+        self._pieces: list[str] = []
+        self._left = limit
+
+    def write(self, text: str) -> int:
+        """Take `text`, or what still fits of it."""
+        self._pieces.append(text[: self._left])
+        self._left -= len(text)
+        if self._left < 0:
+            self._left = 0
+            raise _Flood
+        return len(text)
+
+    def writable(self) -> bool:
+        return True
+
+    def text(self) -> str:
+        """What was written."""
+        return "".join(self._pieces)
+
+
+def _clean(text: str, limit: int) -> str:
+    """At most `limit` characters, lone surrogates replaced: what every JSON reader takes."""
+    return text[:limit].encode("utf-8", "replace").decode()
+
+
+class Interpreter:
+    """Runs Python; variables stay from call to call."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._names: dict[str, Any] = {"__name__": "__main__", "__builtins__": builtins}
+
+    def run(self, code: str) -> Reply:
+        """Execute `code`; `value` is the repr of its last expression."""
+        out, err = _Capped(self._limit), _Capped(self._limit)
+        status, value, exit_code = "ok", None, 0
+        streams = sys.stdin, sys.stdout, sys.stderr
+        sys.stdin, sys.stdout, sys.stderr = io.StringIO(), out, err
+        try:
+            value = self._execute(code)
+            if value is not None and len(value) > self._limit:
+                status = "output"
+        except MemoryError:
+            status, exit_code = "memory", 1
+        except _Flood:
+            status, exit_code = "output", 1
+        except SystemExit as stop:
+            exit_code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+            status = "error" if exit_code else "ok"
+        except BaseException as error:  # boundary: whatever agent code raises is its observation
+            status, exit_code = "error", 1
+            inner = error.__traceback__.tb_next if error.__traceback__ else None
+            with contextlib.suppress(_Flood):
+                err.write("".join(traceback.format_exception(type(error), error, inner and inner.tb_next)))
+        finally:
+            sys.stdin, sys.stdout, sys.stderr = streams
+        return {
+            "status": status,
+            "stdout": _clean(out.text(), self._limit),
+            "stderr": _clean(err.text(), self._limit),
+            "value": None if value is None else _clean(value, self._limit),
+            "exit_code": exit_code,
+        }
+
+    def _execute(self, code: str) -> str | None:
+        body = ast.parse(code, "<code>").body
+        last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
+        exec(compile(ast.Module(body, []), "<code>", "exec", dont_inherit=True), self._names)
+        if last is None:
+            return None
+        assert isinstance(last, ast.Expr)
+        value = eval(compile(ast.Expression(last.value), "<code>", "eval", dont_inherit=True), self._names)
+        return None if value is None else repr(value)
+
+
+def _authorize(action: int, first: str | None, second: str | None, *_: object) -> int:
+    """No other database file, no extension, no setting."""
+    refused = (
+        action in (24, 25)  # SQLITE_ATTACH, SQLITE_DETACH; VACUUM INTO attaches too
+        or (action == sqlite3.SQLITE_PRAGMA and (first or "").lower() not in _READING_PRAGMAS)
+        or (
+            action == sqlite3.SQLITE_FUNCTION
+            and (second or "").lower() in ("load_extension", "fts3_tokenizer")
+        )
+    )
+    return sqlite3.SQLITE_DENY if refused else sqlite3.SQLITE_OK
+
+
+class Database:
+    """One connection to the database of the sandbox it works for at the time."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._connection: sqlite3.Connection | None = None
+
+    def open(self, folder: str, script: str) -> Reply:
+        """Leave the sandbox served before; serve the one in `folder`, its database made by the trusted
+        `script`."""
+        if self._connection is not None:
+            self._connection.close()
+        os.chdir(folder)
+        # the file dies with the sandbox: it must survive a killed process, not a power cut
+        pragmas = "PRAGMA synchronous=OFF; PRAGMA temp_store=MEMORY; PRAGMA journal_mode=OFF;"
+        self._connection = connection = sqlite3.connect(DATABASE, isolation_level=None)
+        connection.text_factory = _text
+        if script and "BEGIN" not in script.upper():
+            script = f"BEGIN;{script};COMMIT"
+        try:
+            connection.executescript(f"{pragmas}{script};PRAGMA journal_mode=TRUNCATE")
+        except (sqlite3.Error, sqlite3.Warning) as error:
+            return {"status": "error", "stderr": str(error)}
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 16 * self._limit)
+        connection.set_authorizer(_authorize)
+        return {"status": "ok"}
+
+    def run(self, query: str, parameters: Sequence[Any], timeout: float) -> Reply:
+        """One statement; stopped from inside at `timeout`, so that the file stays whole."""
+        deadline = time.monotonic() + timeout
+        try:
+            connection = self._connection
+            assert connection is not None, "`open` comes first"
+            connection.set_progress_handler(lambda: time.monotonic() > deadline, 20_000)
+            cursor = connection.execute(query, parameters)
+            try:
+                return self._rows(cursor)
+            finally:
+                cursor.close()
+        except MemoryError:
+            return {"status": "memory"}
+        except Exception as error:  # boundary: a wrong statement is the agent's observation
+            stopped = isinstance(error, sqlite3.OperationalError) and str(error) == "interrupted"
+            return {
+                "status": "timeout" if stopped else "error",
+                "stderr": _clean(str(error) or type(error).__name__, self._limit),
+            }
+
+    def _rows(self, cursor: sqlite3.Cursor) -> Reply:
+        if cursor.description is None:
+            return {"status": "ok"}
+        columns = [_clean(each[0], 200) for each in cursor.description]
+        rows: list[list[Any]] = []
+        left, status = self._limit, "ok"
+        for row in cursor:
+            cells = [_cell(cell) for cell in row]
+            left -= sum(len(cell) if isinstance(cell, str) else 8 for cell in cells)
+            if left < 0 or len(rows) == _MAX_ROWS:
+                status = "output"
+                break
+            rows.append(cells)
+        return {"status": status, "columns": columns, "rows": rows}
+
+    def dump(self, limit: int) -> Reply:
+        """The database as a script."""
+        pieces, size = [], 0
+        assert self._connection is not None, "`open` comes first"
+        for piece in self._connection.iterdump():
+            pieces.append(piece)
+            size += len(piece)
+            if size > limit:
+                return {
+                    "status": "output",
+                    "stderr": f"the database's script has more than {limit} characters",
+                }
+        return {"status": "ok", "stdout": _clean("\n".join(pieces), 2 * limit)}
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
+def _cell(value: Any) -> Any:
+    """A cell as JSON: blobs as hex, infinities as text."""
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def execute(argv: Sequence[str], stdin: str, timeout: float, limit: int) -> Reply:
+    """Run a program to its end, its deadline or its output limit."""
+    deadline = time.monotonic() + timeout
+    source = os.memfd_create("stdin")
+    with open(source, "wb", closefd=False) as file:
+        file.write(stdin.encode("utf-8", "replace"))
+    os.lseek(source, 0, os.SEEK_SET)
+    ends = [os.pipe(), os.pipe()]
+    actions = [(os.POSIX_SPAWN_DUP2, source, 0)]
+    actions += [(os.POSIX_SPAWN_DUP2, write, number) for number, (_, write) in enumerate(ends, 1)]
+    try:
+        pid = os.posix_spawnp(argv[0], list(argv), os.environ, file_actions=actions)
+    except (OSError, ValueError, IndexError) as error:
+        for read, _ in ends:
+            os.close(read)
+        return {
+            "status": "error",
+            "stderr": _clean(f"{type(error).__name__}: {error}", limit),
+            "exit_code": 127,
+        }
+    finally:
+        for descriptor in (source, ends[0][1], ends[1][1]):
+            os.close(descriptor)
+    streams = {ends[0][0]: bytearray(), ends[1][0]: bytearray()}
+    ended = os.pidfd_open(pid)
+    status = _collect(streams, ended, deadline, limit)
+    if status != "ok":
+        os.kill(pid, 9)
+    exit_code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    for descriptor in (ended, *streams):
+        os.close(descriptor)
+    out, err = (_clean(data.decode("utf-8", "replace"), limit) for data in streams.values())
+    if status == "ok" and exit_code:
+        status = "error"
+    return {"status": status, "stdout": out, "stderr": err, "exit_code": exit_code}
+
+
+def _collect(streams: dict[int, bytearray], ended: int, deadline: float, limit: int) -> str:
+    """Read until the program has ended and its pipes are drained; what it left behind may keep them open."""
+    poll = select.poll()
+    for descriptor in (ended, *streams):
+        poll.register(descriptor, select.POLLIN)
+    for descriptor in streams:
+        os.set_blocking(descriptor, False)
+    finished = False
+    while True:
+        ready = poll.poll(0 if finished else max(0.0, deadline - time.monotonic()) * 1000)
+        for descriptor, _ in ready:
+            if descriptor == ended:
+                finished = True
+                poll.unregister(ended)
+            elif data := os.read(descriptor, 1 << 16):
+                streams[descriptor] += data
+            else:
+                poll.unregister(descriptor)
+        if any(len(data) > limit for data in streams.values()):
+            return "output"
+        if finished and not ready:
+            return "ok"
+        if time.monotonic() > deadline and not finished:
+            return "timeout"
+
+
+def _receive(connection: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        piece = connection.recv(size - len(data))
+        if not piece:
+            os._exit(0)  # the host is gone
+        data += piece
+    return bytes(data)
+
+
+def serve(connection: socket.socket, limit: int) -> None:
+    """Answer requests until the host closes its end; `limit` is what one call may print, in characters."""
+    interpreter, database, pid = Interpreter(limit), Database(limit), os.getpid()
+    operations: dict[str, Callable[..., Reply]] = {
+        "python": interpreter.run,
+        "sql": database.run,
+        "open": database.open,
+        "dump": database.dump,
+        "exec": lambda **arguments: execute(limit=limit, **arguments),
+    }
+    while True:
+        request = json.loads(_receive(connection, *struct.unpack("!I", _receive(connection, 4))))
+        number, operation = request.pop("n"), request.pop("op")
+        try:
+            reply = operations[operation](**request)
+        except MemoryError:
+            reply = {"status": "memory"}
+        except OSError as error:
+            reply = {"status": "error", "stderr": f"{type(error).__name__}: {error}"}
+        if os.getpid() != pid:
+            os._exit(0)  # a child that the code forked and let run on: it must not answer
+        body = json.dumps({"n": number, **reply}).encode()
+        connection.sendall(struct.pack("!I", len(body)) + body)

@@ -1,0 +1,89 @@
+"""Configuration: files, overlays, overrides, and errors that a person can act on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollwright.config import RunConfig, load, override
+from rollwright.errors import ConfigError
+from rollwright.tasks.config import RecordsConfig
+
+
+def write(folder: Path, text: str, name: str = "run.toml") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_later_files_and_overrides_win(tmp_path: Path) -> None:
+    base = write(tmp_path, 'seed = 1\n[loop]\nsteps = 5\ngroups = 3\n[tasks]\ntype = "records"\nhops = 2\n')
+    top = write(tmp_path, "[loop]\nsteps = 7\n", "top.toml")
+    config = load([base, top], ["seed=4", "tasks.people=6", 'mode="coupled"'])
+    assert (config.seed, config.loop.steps, config.loop.groups, config.mode) == (4, 7, 3, "coupled")
+    assert isinstance(config.tasks, RecordsConfig)
+    assert (config.tasks.hops, config.tasks.people) == (2, 6)
+
+
+def test_a_bare_word_in_an_override_is_text() -> None:
+    assert load([], ["mode=coupled"]).mode == "coupled"
+
+
+def test_the_resolved_form_round_trips(tmp_path: Path) -> None:
+    config = load([], ["tasks.hops=2", "algorithm.type=rloo", "loop.steps=3"])
+    assert RunConfig.model_validate_json(config.model_dump_json()) == config
+
+
+def test_override_of_a_resolved_config_keeps_the_rest() -> None:
+    config = override(load([], ["tasks.hops=2"]), ["tasks.people=9"])
+    assert isinstance(config.tasks, RecordsConfig)
+    assert (config.tasks.hops, config.tasks.people) == (2, 9)
+
+
+WRONG = {
+    "unknown key": ("[lop]\n", "loop"),
+    "unknown key in a branch": ("[loop]\nstep = 3\n", "did you mean 'steps'"),
+    "unknown key in a chosen part": ("[tasks]\nhop = 3\n", "did you mean 'hops'"),
+    "unknown implementation": ('[tasks]\ntype = "record"\n', "did you mean 'records'"),
+    "unimportable implementation": ('[tasks]\ntype = "nowhere:Tasks"\n', "PYTHONPATH"),
+    "wrong type": ('[loop]\nsteps = "many"\n', "loop.steps"),
+    "out of range": ("[loop]\ngroups = 0\n", "loop.groups"),
+    "contradiction": ('mode = "async"\n[queue]\ntype = "memory"\n', "coupled"),
+    "bad mode": ('mode = "sync"\n', "coupled"),
+    "model that does not divide": ("[model]\ndim = 97\n", "divide"),
+    "not TOML": ("[loop\n", "not TOML"),
+    "branch that is no table": ("tasks = 3\n", "table"),
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), WRONG.values(), ids=WRONG)
+def test_wrong_input_names_file_and_mend_in_one_line(tmp_path: Path, text: str, expected: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        load([path])
+    told = str(caught.value)
+    assert str(path) in told and expected in told, told
+    assert "\n" not in told
+
+
+def test_a_missing_file_names_the_nearest(tmp_path: Path) -> None:
+    write(tmp_path, "", "records.toml")
+    with pytest.raises(ConfigError, match=r"did you mean .*records\.toml"):
+        load([tmp_path / "record.toml"])
+
+
+@pytest.mark.parametrize("text", ["loop.steps", "=3", ""])
+def test_an_override_without_key_or_value_says_what_it_wants(text: str) -> None:
+    with pytest.raises(ConfigError, match="KEY=VALUE"):
+        load([], [text])
+
+
+@given(st.text(max_size=30))
+def test_no_override_ends_in_anything_but_a_config_or_a_config_error(text: str) -> None:
+    try:
+        assert isinstance(load([], [text]), RunConfig)
+    except ConfigError as error:
+        assert str(error)
