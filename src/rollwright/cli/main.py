@@ -59,3 +59,6 @@ def _register() -> None:
 
 
 _register()
+
+if __name__ == "__main__":
+    app()

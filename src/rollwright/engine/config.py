@@ -6,7 +6,7 @@ imports torch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -16,9 +16,6 @@ from rollwright.events import Sink
 from rollwright.plugins import PartConfig
 from rollwright.pool.base import Lease
 from rollwright.types import PolicyVersion
-
-if TYPE_CHECKING:
-    from rollwright.model.decoder import Decoder
 
 
 class EmbeddedConfig(PartConfig):
@@ -35,9 +32,9 @@ class EmbeddedConfig(PartConfig):
     """Prompt tokens computed in one step beside the decoding requests; longer prompts take several steps."""
 
     def build(
-        self, decoder: Decoder, version: PolicyVersion, clock: Clock, events: Sink, lease: Lease | None = None
+        self, decoder: Any, version: PolicyVersion, clock: Clock, events: Sink, lease: Lease | None = None
     ) -> Engine:
-        """An engine over `decoder`, whose weights are `version`."""
+        """An engine over `decoder` (a `model.decoder.Decoder`), whose weights are `version`."""
         from rollwright.engine.embedded.engine import EmbeddedEngine
 
         return EmbeddedEngine(decoder, self, version, clock, events, lease)

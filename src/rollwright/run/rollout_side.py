@@ -138,7 +138,10 @@ class RolloutSide:
         tasks = [self.parts.tasks.task("heldout", i) for i in range(config.evaluation.tasks)]
         for mode, temperature in (("sampled", 1.0), ("greedy", 0.0)):
             scored = await self.factory.evaluate(
-                tasks, Sampling(temperature=temperature, seed=config.seed), label=f"{label}-{mode}"
+                tasks,
+                Sampling(temperature=temperature, seed=config.seed),
+                label=f"{label}-{mode}",
+                concurrency=config.evaluation.concurrency,
             )
             results.append(evaluated(label, mode, scored))
             self.events.emit(results[-1])

@@ -91,7 +91,8 @@ class Sandbox(Protocol):
         """A second sandbox with the same files and database; interpreter variables are not carried over."""
 
     async def close(self) -> None:
-        """End it; idempotent. Processes and folders are gone when this returns."""
+        """End it; idempotent. All that the agent ran or wrote is gone when this returns; a backend may
+        keep an emptied folder, and a process that never ran agent code, for its next sandbox."""
 
 
 class SandboxProvider(Protocol):

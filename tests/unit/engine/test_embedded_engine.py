@@ -125,6 +125,31 @@ async def test_rows_move_together_when_most_requests_have_ended() -> None:
             assert np.abs(a.logprobs - b.logprobs).max() <= TOLERANCE
 
 
+async def test_rows_grow_under_running_requests() -> None:
+    async with serving() as engine:
+        prompt = ids(np.random.default_rng(0), 120)
+        done = await engine.generate(prompt, Sampling(max_tokens=40), request="a")
+        assert len(done.tokens) == 40
+        cold = await engine.score(np.concatenate([prompt, done.tokens]))
+        assert np.abs(cold[len(prompt) - 1 :] - done.logprobs).max() <= TOLERANCE
+
+
+async def test_noise_and_top_p_reach_the_sampler() -> None:
+    model = decoder()
+    assert model.head is not None
+    with torch.no_grad():
+        model.head.weight.zero_()  # every token is as likely as any other
+    async with serving(model) as engine:
+        prompt = ids(np.random.default_rng(0), 10)
+        wide = await engine.generate(prompt, Sampling(max_tokens=40), request="a")
+        narrow = await engine.generate(prompt, Sampling(max_tokens=40, top_p=0.5), request="a")
+        other = await engine.generate(prompt, Sampling(max_tokens=40, seed=1), request="a")
+    assert np.allclose(wide.logprobs, -np.log(VOCAB), atol=1e-5)
+    assert np.allclose(narrow.logprobs, -np.log(VOCAB / 2), atol=1e-5)
+    assert len(set(wide.tokens.tolist())) > 20, "noise does not change with the position"
+    assert wide.tokens.tolist() != other.tokens.tolist(), "noise does not change with the seed"
+
+
 async def test_siblings_compute_their_prompt_once() -> None:
     async with serving() as engine:
         prompt = ids(np.random.default_rng(0), 50)

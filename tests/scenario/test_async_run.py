@@ -1,0 +1,160 @@
+"""A whole async run from the command line, watched from outside: the ledger balances at every moment, both
+processes end, and the run folder tells what happened."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rollwright.buffer.sqlite import SqliteStore
+from rollwright.clock import SystemClock
+from rollwright.errors import RollwrightError
+from rollwright.events import Evaluated, StepEnded, WeightsPushed, read_events
+from rollwright.guard.audit import verify
+from rollwright.types import Disposition
+
+SMALL = """
+mode = "async"
+[tasks]
+hops = 1
+people = 4
+[model]
+dim = 64
+layers = 2
+ffn = 128
+context = 128
+rope_theta = 100.0
+[warmstart]
+steps = 70
+batch = 24
+[trainer]
+sft_lr = 5e-3
+[rollout]
+concurrency = 32
+[loop]
+steps = 6
+groups = 4
+[evaluation]
+tasks = 24
+"""
+STEPS, GROUPS, SIZE = 6, 4, 8
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    (folder / "small.toml").write_text(SMALL)
+    command = [sys.executable, "-m", "rollwright.cli.main", "train", "small.toml", *arguments]
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+def watch(process: subprocess.Popen[str], database: Path) -> int:
+    """Look into the ledger until the run ends; returns how often."""
+    looks = 0
+    while process.poll() is None:
+        if database.is_file():
+            try:
+                store = SqliteStore(database, 64, SystemClock())
+            except RollwrightError:  # being made right now
+                continue
+            counts = store.counts()
+            store.close()
+            assert counts.balanced, counts
+            looks += 1
+        SystemClock().pause(0.02)
+    return looks
+
+
+def processes_of(folder: Path) -> list[str]:
+    """Command lines of live processes that work in this run folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+            if str(folder) in line and int(entry.name) != os.getpid():
+                found.append(line)
+    return found
+
+
+@pytest.mark.timeout(240)
+def test_the_ledger_balances_at_every_moment_and_all_is_told(tmp_path: Path) -> None:
+    process = start(tmp_path)
+    run = tmp_path / "runs" / "run-1"
+    looks = watch(process, run / "run.db")
+    output = process.communicate()[0]
+    assert process.returncode == 0, output
+    assert looks > 50
+    store = SqliteStore(run / "run.db", 64, SystemClock())
+    counts, last = store.counts(), store.last_commit()
+    store.close()
+    assert counts.by[Disposition.TRAINED.value] == STEPS * GROUPS * SIZE
+    assert counts.by[Disposition.EVALUATED.value] == 4 * 24
+    assert not any(counts.by.get(d.value) for d in Disposition if d.open), counts
+    assert last is not None and last.version.step == STEPS
+    events = [logged.event for logged in read_events(run)]
+    assert sum(isinstance(event, StepEnded) for event in events) == STEPS
+    assert {(e.label, e.mode) for e in events if isinstance(e, Evaluated)} == {
+        (label, mode) for label in ("before", "after") for mode in ("sampled", "greedy")
+    }
+    assert max(e.gap for e in events if isinstance(e, WeightsPushed)) <= 1e-4
+    assert verify(run / "audit-rollouts.jsonl") is None
+    assert "after" in output and "outcome" in output
+    assert not processes_of(run)
+    assert not list((run / "sandboxes").glob("*/*")), "no sandbox is left"
+
+
+@pytest.mark.timeout(240)
+def test_the_first_interrupt_stops_cleanly_and_leaves_a_checkpoint(tmp_path: Path) -> None:
+    process = start(tmp_path, "--set", "loop.steps=200")
+    run = tmp_path / "runs" / "run-1"
+    clock = SystemClock()
+    began = clock.now()
+    while not any(isinstance(logged.event, StepEnded) for logged in read_events(run)):
+        assert process.poll() is None and clock.now() - began < 150, process.communicate()[0]
+        clock.pause(0.2)
+    os.kill(process.pid, signal.SIGINT)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 130, output
+    assert "Traceback" not in output
+    store = SqliteStore(run / "run.db", 64, clock)
+    counts, last = store.counts(), store.last_commit()
+    store.close()
+    assert counts.balanced and not counts.by.get("running"), counts
+    assert last is not None and last.version.step >= 1
+    assert not processes_of(run)
+
+
+@pytest.mark.timeout(240)
+def test_a_killed_process_ends_the_run_with_one_line(tmp_path: Path) -> None:
+    process = start(tmp_path, "--set", "warmstart.steps=2000")
+    run = tmp_path / "runs" / "run-1"
+    clock = SystemClock()
+    while not (victims := [line for line in processes_of(run) if "rollouts" in line]):
+        assert process.poll() is None, process.communicate()[0]
+        clock.pause(0.1)
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+            if line == victims[0]:
+                os.kill(int(entry.name), signal.SIGKILL)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 2, output
+    assert "rollouts ended with code -9" in output.splitlines()[-1]
+    assert "Traceback" not in output
+    assert not processes_of(run)
