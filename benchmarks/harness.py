@@ -1,7 +1,7 @@
 """What every benchmark here shares: flags, cases, the last line, and a training run to measure.
 
-A benchmark measures; it never knows the bar (bars stand in `docs/benchmarks.md`). Its last line is one JSON object:
-`{"name": …, "cases": [{"case", "ours", "theirs", "ratio", "low", "high", "unit"}]}`.
+A benchmark measures; it never knows the bar (bars stand in `docs/benchmarks.md`). Its last line is one JSON
+object: `{"name": …, "cases": [{"case", "ours", "theirs", "ratio", "low", "high", "unit"}]}`.
 """
 
 from __future__ import annotations
@@ -108,7 +108,8 @@ class Trained:
 
 
 BENCH = ("evaluation.tasks=512", 'name="bench"')
-"""What every measured run has beside the example: enough held-out tasks for an interval of ±2 points at 95 %."""
+"""What every measured run has beside the example: enough held-out tasks for an interval of ±2 points at 95
+%."""
 
 QUICK = (
     "tasks.hops=1",
@@ -121,7 +122,8 @@ QUICK = (
 
 
 def train(overrides: list[str], quick: bool, last: Sequence[str] = ()) -> Trained:
-    """Train the records example with overrides (`last` wins over `--quick`), in the processes of a user's run."""
+    """Train the records example with overrides (`last` wins over `--quick`), in the processes of a user's
+    run."""
     clock = SystemClock()
     here = str(Path(__file__).parent)
     os.environ["PYTHONPATH"] = here + os.pathsep + os.environ.get("PYTHONPATH", "")

@@ -1,9 +1,9 @@
 """Does the policy learn? Held-out success before and after, three seeds; and controls that must not learn.
 
-Default: `seedK/sampled/before`, `…/after`, `seedK/greedy/before`, `…/after`, `seedK/entropy/…`, and `sft-longer/…`:
-supervised training on the same kind of demonstrations for as long as warm start and RL took together.
-`--control`: `shuffled/greedy/gain` (rewards dealt out anew within each group), `no-tool/over-chance` (the trained
-policy without its tool, against the best guess that needs none).
+Default: `seedK/sampled/before`, `…/after`, `seedK/greedy/before`, `…/after`, `seedK/entropy/…`, and
+`sft-longer/…`: supervised training on the same kind of demonstrations for as long as warm start and RL took
+together. `--control`: `shuffled/greedy/gain` (rewards dealt out anew within each group),
+`no-tool/over-chance` (the trained policy without its tool, against the best guess that needs none).
 """
 
 from __future__ import annotations

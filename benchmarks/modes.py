@@ -1,7 +1,7 @@
 """Coupled against async: the same numbers of samples and steps, three seeds, success after training.
 
-Cases: `async-coupled/gap` (largest difference of held-out success over seeds and sampling modes), each seed's own, and the wall
-time of training in each mode.
+Cases: `async-coupled/gap` (largest difference of held-out success over seeds and sampling modes), each
+seed's own, and the wall time of training in each mode.
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ def main() -> None:
     cases.add("async-coupled/gap", worst, ratio=abs(worst), low=min(gaps), high=max(gaps), unit="success")
     middle = sorted(seconds)[len(seconds) // 2]
     cases.add(
-        "async-coupled/time", middle, low=min(seconds), high=max(seconds), unit="RL wall time, async / coupled"
+        "async-coupled/time",
+        middle,
+        low=min(seconds),
+        high=max(seconds),
+        unit="RL wall time, async / coupled",
     )
     cases.finish(chosen.keep)
 

@@ -135,13 +135,15 @@ class RunConfig(PartConfig):
     def _fits(self) -> RunConfig:
         if self.queue.capacity < self.loop.groups:
             raise ValueError(
-                f"queue.capacity = {self.queue.capacity} holds less than the loop.groups = {self.loop.groups} of one step; "
-                "raise queue.capacity"
+                f"queue.capacity = {self.queue.capacity} holds less than one step's "
+                f"loop.groups = {self.loop.groups}; raise queue.capacity"
             )
         if (self.rollout.temperature, self.rollout.top_p) != (self.trainer.temperature, 1.0):
             raise ValueError(
-                f"rollouts are sampled at temperature {self.rollout.temperature}, top_p {self.rollout.top_p}, the trainer "
-                f"expects temperature {self.trainer.temperature}, top_p 1: logprobs of two distributions do not compare; "
+                f"rollouts are sampled at temperature {self.rollout.temperature}, "
+                f"top_p {self.rollout.top_p}, "
+                f"the trainer expects temperature {self.trainer.temperature}, top_p 1: logprobs of two "
+                "distributions do not compare; "
                 "set rollout.temperature = trainer.temperature and rollout.top_p = 1"
             )
         if self.mode == "async" and self.queue.type == "memory":

@@ -54,7 +54,9 @@ def in_call(path: str, call: ast.Call) -> Iterator[str]:
 
 def in_node(path: str, node: ast.AST, lines: list[str]) -> Iterator[str]:
     """What is wrong with one node of a module at `path`."""
-    reads_environment = path.startswith(("cli/", "sandbox/", "run/")) or PurePosixPath(path).name == "secrets.py"
+    reads_environment = (
+        path.startswith(("cli/", "sandbox/", "run/")) or PurePosixPath(path).name == "secrets.py"
+    )
     match node:
         case ast.Import(names=names):
             yield from (

@@ -183,7 +183,7 @@ class Episode:
             identity=session.identity,
             task=self.task,
             sandbox=session.sandbox,
-            trace=session.trace.child(),
+            trace=session.trace,
             timeout=self.task.limits.tool_seconds,
             history=tuple(self.history),
         )

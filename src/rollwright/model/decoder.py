@@ -101,8 +101,9 @@ class Decoder(nn.Module):
         self.register_buffer("sin", torch.cat((-sin, sin), 1).float().unsqueeze(1), persistent=False)
 
     def initialise(self, generator: torch.Generator) -> None:
-        """Fresh weights from `generator`: normal(1/√dim), output projections scaled by 1/√(2·layers) (GPT-2). A
-        smaller deviation, as large models have it, makes a model this small learn several times slower.
+        """Fresh weights from `generator`: normal(1/√dim), output projections scaled by 1/√(2·layers)
+        (GPT-2). A smaller deviation, as large models have it, makes a model this small learn several times
+        slower.
         """
         for name, parameter in self.named_parameters():
             if parameter.dim() < 2:

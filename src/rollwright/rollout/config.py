@@ -18,8 +18,7 @@ class RolloutConfig(PartConfig):
     min_members: int = Field(4, ge=1)
     """Scorable rollouts that a group needs; with fewer it is dropped."""
     concurrency: int = Field(32, ge=1)
-    """Rollouts at once. Each holds a sandbox and, while it is scored, a second one of the grader's: not
-    more than half of the sandboxes' `max_live`, or rollouts wait for one another."""
+    """Rollouts at once. Each holds a sandbox, so not more than the sandboxes' `max_live`."""
     groups_ahead: int = Field(2, ge=0)
     """Groups in flight beyond those that fill `concurrency`, so that a slow rollout leaves no slot empty."""
     group_seconds: float = Field(180.0, gt=0)

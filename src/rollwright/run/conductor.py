@@ -155,9 +155,9 @@ def _raise_first_failure(folder: RunFolder, workers: list[Worker], figures: Figu
     Raises:
         WorkerFailed: there is one.
     """
-    told = [note.text for note in figures.notes if note.level == "error"]
-    if told:
-        raise WorkerFailed(told[0])
+    fatal = [note.text for note in figures.notes if note.level == "fatal"]
+    if fatal:
+        raise WorkerFailed(fatal[0])
     for worker in workers:
         if worker.process.returncode not in (0, None):
             log = folder.output(worker.role)

@@ -11,11 +11,11 @@ from dataclasses import replace
 
 import torch
 
+from rollwright.buffer.memory import MemoryStore
 from rollwright.clock import Clock
 from rollwright.config import override
 from rollwright.errors import ConfigError
 from rollwright.events import Evaluated, EventLog
-from rollwright.buffer.memory import MemoryStore
 from rollwright.pool.base import WorkKind
 from rollwright.run.folder import RunFolder
 from rollwright.run.leases import leased

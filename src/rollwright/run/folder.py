@@ -98,6 +98,7 @@ def create(config: RunConfig) -> RunFolder:
         folder.config.write_text(config.model_dump_json(indent=1))
     except OSError as error:
         raise ConfigError(
-            f"folder = {config.folder!r}: cannot write there ({error.strerror}); give another with --set folder=PATH"
+            f"folder = {config.folder!r}: cannot write there ({error.strerror}); "
+            "give another with --set folder=PATH"
         ) from error
     return folder

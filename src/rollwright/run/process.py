@@ -67,7 +67,7 @@ def main(role: str, folder: RunFolder, parent: int) -> int:
         asyncio.run(_work(role)(folder, events, stop))
     except RollwrightError as error:
         notes = "; ".join(getattr(error, "__notes__", ()))
-        events.emit(Noted(level="error", text=f"{role}: {error}" + (f" ({notes})" if notes else "")))
+        events.emit(Noted(level="fatal", text=f"{role}: {error}" + (f" ({notes})" if notes else "")))
         return FAILED
     finally:
         events.close()

@@ -20,7 +20,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from rollwright.buffer.base import Drop, put_when_room
 from rollwright.clock import SystemClock
 from rollwright.engine.base import Engine
-from rollwright.errors import DeadlineExceeded
+from rollwright.errors import ConfigError, DeadlineExceeded
 from rollwright.evals.statistics import wilson
 from rollwright.events import Evaluated, EventLog, Metrics, Noted, WeightsPushed, read_events
 from rollwright.guard.audit import AuditLog
@@ -35,6 +35,7 @@ from rollwright.run.folder import RunFolder
 from rollwright.run.leases import leased
 from rollwright.run.parts import Parts, build, buildable
 from rollwright.run.process import Stop
+from rollwright.sandbox.base import SandboxProvider
 from rollwright.tools.door import ToolDoor
 from rollwright.tools.registry import ToolRegistry
 from rollwright.trainer.signal import SignalGuard
@@ -212,11 +213,8 @@ async def opened(
         engine = buildable(config.engine, "engine").build(
             decoder=decoder, version=version, clock=clock, events=events, lease=lease
         )
-        sandboxes = buildable(config.sandbox, "sandbox").build(
-            parts.folder.sandboxes / process, lease=lease, clock=clock
-        )
-        await sandboxes.start()
-        stack.push_async_callback(sandboxes.close)
+        sandboxes = await _sandboxes(parts, lease, process, stack)
+        graders = await _sandboxes(parts, lease, f"{process}-grader", stack)
         await engine.start()
         stack.push_async_callback(engine.close)
         audit = AuditLog(parts.folder.audit(process), clock, parts.blobs("audit"))
@@ -229,7 +227,7 @@ async def opened(
                 ToolRegistry.installed(), GuardChain([AllowList()]), audit, clock=clock, events=events
             ),
             sandboxes=sandboxes,
-            reward=buildable(config.reward, "reward").build(sandboxes, clock),
+            reward=buildable(config.reward, "reward").build(graders, clock),
             ledger=parts.store,
             codec=parts.codec,
             template=parts.template,
@@ -245,6 +243,28 @@ async def opened(
             yield side
         finally:
             reporting.cancel()
+
+
+async def _sandboxes(parts: Parts, lease: Lease, name: str, stack: AsyncExitStack) -> SandboxProvider:
+    """A started provider of its own: graders and agents share none, so neither waits for or reaches the
+    other.
+
+    Raises:
+        ConfigError: fewer sandboxes than rollouts at once.
+    """
+    config = parts.config
+    provider: SandboxProvider = buildable(config.sandbox, "sandbox").build(
+        parts.folder.sandboxes / name, lease=lease, clock=parts.clock
+    )
+    wanted = max(config.rollout.concurrency, config.evaluation.concurrency)
+    if provider.capacity < wanted:
+        raise ConfigError(
+            f"{wanted} rollouts at once (rollout.concurrency, evaluation.concurrency) need as many "
+            f"sandboxes, only {provider.capacity} may live: raise sandbox.max_live"
+        )
+    await provider.start()
+    stack.push_async_callback(provider.close)
+    return provider
 
 
 async def work(folder: RunFolder, events: EventLog, stop: Stop) -> None:

@@ -87,7 +87,8 @@ class TrainerSide:
                 return taken
             if clock.now() - began > config.loop.group_wait:
                 raise DeadlineExceeded(
-                    f"waiting for {config.loop.groups} groups ({len(self._pending)} there; see the rollout side's log)",
+                    f"waiting for {config.loop.groups} groups ({len(self._pending)} there; "
+                    "see the rollout side's log)",
                     config.loop.group_wait,
                 )
             await clock.sleep(WAIT_SECONDS)

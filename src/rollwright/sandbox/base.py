@@ -110,6 +110,10 @@ class SandboxProvider(Protocol):
     def guarantees(self) -> Guarantees:
         """As probed by `start`."""
 
+    @property
+    def capacity(self) -> int:
+        """Sandboxes that may be alive at once; `create` waits beyond that."""
+
     async def create(self, environment: Environment, *, owner: str, limits: Limits | None = None) -> Sandbox:
         """A fresh sandbox holding `environment`; `owner` (a rollout id) is written down first."""
 

@@ -30,7 +30,7 @@ class _Common(PartConfig):
     """Processes of one sandbox; not enforced for root, see the probed guarantee `pids`."""
     output_kib: int = Field(64, ge=1)
     """KiB (characters) one call may print; more ends it with OUTPUT."""
-    max_live: int = Field(64, ge=1)
+    max_live: int = Field(256, ge=1)
     """Sandboxes alive at once; `create` waits beyond."""
 
     def limits(self) -> Limits:

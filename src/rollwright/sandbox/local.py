@@ -60,6 +60,7 @@ class _LocalProvider:
         self._require = tuple(require)
         self._lease = lease
         self._clock = clock or SystemClock()
+        self.capacity = max_live
         self._room = asyncio.Semaphore(max_live)
         self._zygote: ZygoteProcess | None = None
         self._starting = asyncio.Lock()

@@ -11,6 +11,7 @@ import ast
 import contextlib
 import io
 import sqlite3
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -122,6 +123,10 @@ class MemorySandboxes:
     @property
     def guarantees(self) -> Guarantees:
         return NONE_KEPT
+
+    @property
+    def capacity(self) -> int:
+        return sys.maxsize
 
     async def create(
         self, environment: Environment, *, owner: str, limits: Limits | None = None

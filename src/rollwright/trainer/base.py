@@ -27,7 +27,8 @@ class Trainer(Protocol):
     """Owns model and optimiser."""
 
     def step(self, batch: Batch, rate: float = 1.0) -> StepReport:
-        """One update at `rate` times the learning rate (schedules belong to whoever knows how far the run is). Raises `NoSignal` where no sample has a non-zero advantage and weight."""
+        """One update at `rate` times the learning rate (schedules belong to whoever knows how far the run
+        is). Raises `NoSignal` where no sample has a non-zero advantage and weight."""
 
     def supervise(self, rows: list[Row], rate: float = 1.0) -> StepReport:
         """One supervised update: cross-entropy on the tokens marked `SAMPLED`."""

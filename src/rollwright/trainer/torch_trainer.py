@@ -44,7 +44,8 @@ class _Optimiser:
         self.adam = torch.optim.AdamW(groups, lr=lr, betas=config.betas, fused=True)
 
     def update(self, rate: float) -> float:
-        """One update at `rate` times the learning rate from the gradients held; returns their norm before clipping.
+        """One update at `rate` times the learning rate from the gradients held; returns their norm before
+        clipping.
 
         Raises:
             FloatingPointError: the gradient isn't finite; nothing was changed.
@@ -87,8 +88,8 @@ class _Optimiser:
 class TorchTrainer:
     """Owns `decoder` and two optimisers: one of policy steps, one of the warm start.
 
-    Reports hold, besides what `StepReport` names: lr, forward_tokens (tokens computed, prompts included) and
-    logprob_gap_mean. `tokens` counts trained tokens.
+    Reports hold, besides what `StepReport` names: lr, forward_tokens (tokens computed, prompts included)
+    and logprob_gap_mean. `tokens` counts trained tokens.
     """
 
     def __init__(self, decoder: Decoder, config: TrainerConfig, *, clock: Clock | None = None) -> None:
@@ -180,7 +181,12 @@ class TorchTrainer:
             example.check(self.decoder.config.context, self.decoder.vocab)
 
     def _train(
-        self, optimiser: _Optimiser, parts: Sequence[Sequence[Example]], loss: Loss, temperature: float, rate: float
+        self,
+        optimiser: _Optimiser,
+        parts: Sequence[Sequence[Example]],
+        loss: Loss,
+        temperature: float,
+        rate: float,
     ) -> StepReport:
         """One update for each part. Each micro-batch's graph is freed before the next is made."""
         began = self._clock.now()

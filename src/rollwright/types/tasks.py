@@ -9,6 +9,8 @@ from __future__ import annotations
 import enum
 from typing import Literal
 
+import msgspec
+
 from rollwright.types.record import Json, Record
 
 
@@ -67,7 +69,7 @@ class RowSet(Record, frozen=True, kw_only=True):
 
 
 class ExecResult(Record, frozen=True, kw_only=True):
-    """What running something in a sandbox gave. `value` is the repr of a last expression, if there was one."""
+    """What running something in a sandbox gave. `value` is the repr of a last expression, if any."""
 
     status: CallStatus
     stdout: str = ""
@@ -225,4 +227,4 @@ class Task(Record, frozen=True, kw_only=True):
     checks: tuple[AnyCheck, ...]
     environment: Environment = Environment()
     limits: TaskLimits = TaskLimits()
-    tags: dict[str, str] = {}
+    tags: dict[str, str] = msgspec.field(default_factory=dict)
