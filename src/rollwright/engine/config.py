@@ -24,8 +24,7 @@ class EmbeddedConfig(PartConfig):
     type: Literal["embedded"] = "embedded"
     """Name of the implementation."""
     max_batch: int = Field(64, ge=1)
-    """Requests decoded together; more of them wait. Each has room for a whole context of KV, used page by
-    page."""
+    """Requests decoded together; more of them wait. Each has a row of KV as long as the longest needs."""
     kv_tokens: int = Field(32768, ge=1)
     """Tokens the prefix cache holds; the least recently used are evicted beyond that."""
     prefill_tokens: int = Field(512, ge=1)

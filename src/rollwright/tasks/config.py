@@ -39,19 +39,27 @@ class LimitsConfig(PartConfig):
 
 
 class HabitsConfig(PartConfig):
-    """What the scripted demonstrations of `records` do wrong; each rate is a probability for one hop."""
+    """What the scripted demonstrations of `records` do wrong; each rate is a probability for one hop.
 
-    stale: float = Field(0.15, ge=0, le=1)
+    Each bad habit has a low rate for most relations, so that it is sampled now and then, and a high one for a
+    few, so that the greedy policy has it too.
+    """
+
+    stale: float = Field(0.06, ge=0, le=1)
     """A later hop asks with an older name than the newest one."""
-    stale_hard: float = Field(0.7, ge=0, le=1)
-    """The same, for the relations in `hard`: high enough that the greedy policy has the habit too."""
-    hard: tuple[str, ...] = ("friend", "twin")
-    """Relations that have the rate `stale_hard`."""
+    stale_often: float = Field(0.5, ge=0, le=1)
+    """The same, for the relations in `forgotten`."""
+    forgotten: tuple[str, ...] = ("friend",)
+    """Relations at which the newest name is often forgotten."""
     stale_question: float = Field(0.8, ge=0, le=1)
     """Share of stale keys that are the question's own name; the others are any older one."""
-    early: float = Field(0.12, ge=0, le=1)
+    early: float = Field(0.06, ge=0, le=1)
     """Before a later hop: stops and answers with the newest name."""
-    table: float = Field(0.05, ge=0, le=1)
+    early_often: float = Field(0.6, ge=0, le=1)
+    """The same, for the relations in `skipped`."""
+    skipped: tuple[str, ...] = ("mayor", "twin")
+    """Relations that are often skipped."""
+    table: float = Field(0.03, ge=0, le=1)
     """A hop asks the other table, which has no such column."""
     relation: float = Field(0.0, ge=0, le=1)
     """A hop asks another relation of the same table."""
@@ -75,7 +83,7 @@ class RecordsConfig(PartConfig):
     """Relations in a question."""
     syllables: Literal[1, 2] = 2
     """Text pieces in a name: two of 40 × 40, or one of 80."""
-    heldout_every: int = Field(4, ge=2)
+    heldout_every: int = Field(16, ge=2)
     """One in this many combinations is kept for the split `heldout` (what a combination is: see
     `Records`)."""
     system: str = "people(name boss friend city) cities(name mayor twin)"

@@ -117,7 +117,7 @@ class Records:
         rng = random.Random(f"{task.id}/demonstration/{number}")
         calls, told, seen = [], [], [ours.chain[0]]
         for hop, relation in enumerate(ours.relations):
-            if hop and rng.random() < self.config.habits.early:
+            if hop and rng.random() < self._early(relation):
                 break
             table, asked, key = self._query(rng, hop, relation, seen)
             query = self.config.query.format(relation=asked, table=table, name=key)
@@ -132,11 +132,15 @@ class Records:
             seen.append(found)
         return Demonstration(calls=tuple(calls), observations=tuple(told), answer=seen[-1])
 
+    def _early(self, relation: str) -> float:
+        habits = self.config.habits
+        return habits.early_often if relation in habits.skipped else habits.early
+
     def _query(self, rng: random.Random, hop: int, relation: str, seen: list[str]) -> tuple[str, str, str]:
         """(table, relation, key) of one hop, as the habits have it; `seen` are the names so far, newest
         last."""
         habits, key = self.config.habits, seen[-1]
-        stale = habits.stale_hard if relation in habits.hard else habits.stale
+        stale = habits.stale_often if relation in habits.forgotten else habits.stale
         if hop and rng.random() < stale:
             key = seen[0] if rng.random() < habits.stale_question else rng.choice(seen[:-1])
         table = TABLE_OF[relation]

@@ -96,7 +96,7 @@ async def score(
 
 # One task of `records`, and every way around its work.
 
-RECORDS = Records(RecordsConfig(habits=HabitsConfig(stale=0, stale_hard=0, early=0, table=0)))
+RECORDS = Records(RecordsConfig(habits=HabitsConfig(stale=0, stale_often=0, early=0, early_often=0, table=0)))
 
 
 def script(number: int) -> tuple[Task, list[Call], str]:

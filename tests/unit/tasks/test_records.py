@@ -13,7 +13,7 @@ from rollwright.tasks.records import TABLE_OF, Records
 from rollwright.types import AnswerEquals, Task, TwinReplay, ValuesSeen
 
 RECORDS = Records(RecordsConfig())
-RIGHT = HabitsConfig(stale=0, stale_hard=0, early=0, table=0)
+RIGHT = HabitsConfig(stale=0, stale_often=0, early=0, early_often=0, table=0)
 
 
 def database(sql: str) -> sqlite3.Connection:
@@ -124,8 +124,8 @@ def test_what_a_script_is_told_is_what_the_database_says() -> None:
 @pytest.mark.parametrize(
     ("habits", "expected"),
     [
-        (HabitsConfig(stale=0, stale_hard=0, early=1, table=0), 1),
-        (HabitsConfig(stale=0, stale_hard=0, early=0, table=1), 1),
+        (HabitsConfig(stale=0, stale_often=0, early=1, early_often=1, table=0), 1),
+        (HabitsConfig(stale=0, stale_often=0, early=0, early_often=0, table=1), 1),
         (RIGHT, 3),
     ],
 )
@@ -136,7 +136,7 @@ def test_certain_habits_always_show(habits: HabitsConfig, expected: int) -> None
 
 
 def test_a_certain_stale_key_asks_with_the_name_of_the_question() -> None:
-    habits = HabitsConfig(stale=1, stale_hard=1, stale_question=1, early=0, table=0)
+    habits = HabitsConfig(stale=1, stale_often=1, stale_question=1, early=0, early_often=0, table=0)
     records = Records(RecordsConfig(habits=habits))
     for number in range(20):
         task = records.task("train", number)

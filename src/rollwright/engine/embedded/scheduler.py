@@ -2,7 +2,7 @@
 
 Role: keeps waiting requests, batch rows and prefix cache in step with each other. Neighbours: `engine`
 submits and ends requests and calls `run`; `step` does the tensor work. Invariants: a request is waiting or
-in one row, never both; what the radix tree says is cached lies in the pool when `run` returns; a prefix
+in one row, never both; KV in the cache is complete and of the current version when `run` returns; a prefix
 being computed for one request is not computed again for its siblings.
 """
 
