@@ -113,10 +113,11 @@ BENCH = ("evaluation.tasks=512", 'name="bench"')
 
 QUICK = (
     "tasks.hops=1",
-    "warmstart.steps=150",
-    "loop.steps=4",
+    "tasks.habits.table=0.4",
+    "warmstart.steps=100",
+    "loop.steps=3",
     "loop.groups=4",
-    "evaluation.tasks=64",
+    "evaluation.tasks=48",
 )
 """Makes the records run short enough for `--quick`: the same path through the code, a smaller task."""
 

@@ -15,8 +15,8 @@ from harness import EXAMPLE, Cases, Trained, parser, train
 
 from rollwright.clock import SystemClock
 from rollwright.config import load
+from rollwright.plugins import buildable
 from rollwright.run.evaluation import evaluate
-from rollwright.run.parts import buildable
 from rollwright.types import AnswerEquals
 
 SEEDS = (0, 1, 2)

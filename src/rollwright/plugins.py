@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from rollwright.errors import PluginError
+from rollwright.errors import ConfigError, PluginError
 
 
 class PartConfig(BaseModel):
@@ -64,3 +64,14 @@ def choose(group: str, value: Any, default: str) -> PartConfig:
     built = chosen.model_validate(value)
     assert isinstance(built, PartConfig)
     return built
+
+
+def buildable(part: Any, branch: str) -> Any:
+    """`part`, if its class can build something.
+
+    Raises:
+        ConfigError: a plug-in whose configuration class has no `build`.
+    """
+    if not callable(getattr(part, "build", None)):
+        raise ConfigError(f"{branch}: {type(part).__name__} has no method 'build'")
+    return part

@@ -50,6 +50,7 @@ from rollwright.types import (
     TaskLimits,
     ToolCall,
     TwinReplay,
+    ValuesSeen,
 )
 
 RECORDS = Records(RecordsConfig())
@@ -217,6 +218,10 @@ def check_rewards(members: list[Scored]) -> None:
     assert values[1.0] > 20
 
 
+def _seen(task: Task) -> list[str]:
+    return [value for check in task.checks if isinstance(check, ValuesSeen) for value in check.values]
+
+
 def _answer(task: Task) -> str:
     return next(check.expected for check in task.checks if isinstance(check, AnswerEquals))
 
@@ -256,14 +261,18 @@ async def test_what_a_demonstration_is_told_is_what_the_real_tool_says(tmp_path:
     by_question = {task.messages[1].content: script for task, script in zip(tasks, scripts, strict=True)}
     async with World(tmp_path, engine_of(Follow(by_question))) as world:
         scored = await world.factory.evaluate(tasks, Sampling(temperature=0.0), label="scripts")
-    kinds = Counter()
+    kinds, right = Counter(), 0
     for task, script, member in zip(tasks, scripts, scored, strict=True):
         told = tuple(r.content for turn in member.rollout.turns for r in turn.results)
         assert told == script.observations
         assert member.rollout.answer == script.answer
-        assert member.score.value == float(script.answer == _answer(task) and len(script.calls) == 3)
+        followed = [*_seen(task), _answer(task)] == list(told)
+        # One may follow by luck, with a stale key that leads to the same name; the twin tells them apart.
+        assert followed or member.score.value == 0.0
+        right += member.score.value == 1.0
         kinds.update("error" if each.startswith("error") else each == "none" for each in told)
     assert len(kinds) == 3  # names, nothing, errors
+    assert right > 5
 
 
 CONSTANT = "try:\n    import nosuch\nexcept Exception:\n    pass\nprint('{answer}')"

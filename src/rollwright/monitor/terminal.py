@@ -63,16 +63,18 @@ class Terminal:
     def update(self, now: float) -> None:
         """Draw again; `now` is a monotonic time."""
         for note in self.figures.notes[self._shown_notes :]:
-            self.console.print(Text(f"{note.level}: {note.text}", style="yellow"))
+            if note.level == "info":
+                continue
+            self.console.print(Text(f"{note.level}: {note.text}", style="yellow"), soft_wrap=True)
         self._shown_notes = len(self.figures.notes)
         for evaluation in self.figures.evaluations[self._shown_evaluations :]:
-            self.console.print(describe(evaluation))
+            self.console.print(describe(evaluation), soft_wrap=True)
         self._shown_evaluations = len(self.figures.evaluations)
         if self._live:
             self._live.update(self.panel())
         elif self._last_line is None or now - self._last_line >= LINE_SECONDS:
             self._last_line = now
-            self.console.print(self.line(), highlight=False)
+            self.console.print(self.line(), highlight=False, soft_wrap=True)
 
     def line(self) -> str:
         """The state in one line."""

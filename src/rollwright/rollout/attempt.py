@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from rollwright.agents.base import Agent, Codec, Session, Template
 from rollwright.clock import Clock, within
 from rollwright.engine.base import Engine
-from rollwright.errors import DeadlineExceeded, RollwrightError, SandboxLost, boundary
+from rollwright.errors import DeadlineExceeded, LeaseRevoked, RollwrightError, SandboxLost, boundary
 from rollwright.events import Noted, RolloutEnded, Sink, SpanEnded, TraceContext
 from rollwright.reward.base import Reward
 from rollwright.rollout.config import RolloutConfig
@@ -213,7 +213,10 @@ class Attempts:
         )
 
     def _note(self, error: BaseException, identity: Identity) -> None:
-        """Tell the first error of each kind, with its rollout; the others are in their rollouts' events."""
+        """Tell the first error of each kind, with its rollout; the others are in their rollouts' events. A
+        revoked lease is no error: the run was asked to stop."""
+        if isinstance(error, LeaseRevoked):
+            return
         kind = f"{getattr(error, 'component', None)}/{type(error).__name__}"
         if kind not in self._told:
             self._told.add(kind)

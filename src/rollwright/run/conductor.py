@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from rollwright.buffer.base import Commit, Drop, Store
 from rollwright.clock import Clock, SystemClock
 from rollwright.config import RunConfig
 from rollwright.errors import RollwrightError, StoreError
@@ -23,6 +24,8 @@ from rollwright.events import Tail
 from rollwright.monitor.figures import Figures
 from rollwright.monitor.terminal import Terminal, before_after
 from rollwright.run.folder import RunFolder, create
+from rollwright.run.preflight import taskset
+from rollwright.types import Disposition
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 20.0
@@ -48,7 +51,14 @@ def launch(folder: RunFolder, role: str) -> Worker:
     environment = dict(os.environ, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive", PYTHONUNBUFFERED="1")
     with folder.output(role).open("ab") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "rollwright.run.process", role, str(folder.path), str(os.getpid())],
+            [
+                sys.executable,
+                "-m",
+                "rollwright.run.process",
+                role,
+                str(folder.path.absolute()),
+                str(os.getpid()),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -62,10 +72,12 @@ def conduct(config: RunConfig, console: Console) -> int:
     """Train as `config` says; exit code 0, or 130 after Ctrl-C.
 
     Raises:
+        ConfigError: a contradiction between parts; nothing was started.
         WorkerFailed: a process failed; everything else was stopped.
     """
+    taskset(config)
     folder = create(config)
-    console.print(f"run folder: {folder.path}", highlight=False)
+    console.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)
     return supervise(folder, config, console, SystemClock())[0]
 
 
@@ -80,7 +92,7 @@ def supervise(folder: RunFolder, config: RunConfig, console: Console, clock: Clo
         interrupts += 1
 
     previous = signal.signal(signal.SIGINT, interrupt)
-    told = 0
+    told, failed = 0, None
     try:
         with Terminal(console, figures, f"{folder.id} · {config.mode}") as terminal:
             while any(worker.process.poll() is None for worker in workers):
@@ -91,8 +103,10 @@ def supervise(folder: RunFolder, config: RunConfig, console: Console, clock: Clo
                 if interrupts > told:
                     told = interrupts
                     _interrupt(workers, hard=interrupts > 1, console=console)
-                if any(worker.process.poll() not in (None, 0) for worker in workers):
+                failed = _failed(workers)
+                if failed:
                     break
+            failed = failed or _failed(workers)
             end(workers, clock)
             for logged in tail.read():
                 figures.feed(logged)
@@ -102,7 +116,7 @@ def supervise(folder: RunFolder, config: RunConfig, console: Console, clock: Clo
         signal.signal(signal.SIGINT, previous)
     settle(folder, config, clock)
     if not interrupts:
-        _raise_first_failure(folder, workers, figures)
+        _raise_failure(folder, failed, figures)
     example = folder.example.read_text() if folder.example.is_file() else None
     terminal.summary(example)
     return (130 if interrupts else 0), figures
@@ -130,7 +144,8 @@ def end(workers: list[Worker], clock: Clock) -> None:
 
 
 def settle(folder: RunFolder, config: RunConfig, clock: Clock) -> None:
-    """Close the ledger of a run whose processes are gone: nothing is left running.
+    """Close the ledger of a run whose processes are gone: nothing is left running, and nothing queued if the
+    run is finished (after a stop the queue waits for a resume).
 
     Raises:
         StoreError: started rollouts and dispositions don't agree.
@@ -140,6 +155,9 @@ def settle(folder: RunFolder, config: RunConfig, clock: Clock) -> None:
     store = config.queue.build(folder.store, clock, run=folder.id)
     try:
         store.reopen()
+        last = store.last_commit()
+        if last is not None and last.version.step >= config.loop.steps:
+            _end_surplus(store, last)
         counts = store.counts()
         if not counts.balanced:
             raise StoreError(
@@ -149,22 +167,48 @@ def settle(folder: RunFolder, config: RunConfig, clock: Clock) -> None:
         store.close()
 
 
-def _raise_first_failure(folder: RunFolder, workers: list[Worker], figures: Figures) -> None:
-    """The first error that a worker told, or the last line of the log of one that could not tell.
+def _end_surplus(store: Store, last: Commit) -> None:
+    """A finished run trains nothing any more: what still waits in the queue ends as surplus."""
+    while queued := store.read(last.position, 100):
+        ended = [
+            Drop(
+                rollout=member.rollout.identity.rollout,
+                disposition=Disposition.SURPLUS,
+                reason="run finished",
+            )
+            for each in queued
+            for member in each.group.members
+        ]
+        last = Commit(
+            version=last.version,
+            position=queued[-1].position,
+            trained=(),
+            dropped=tuple(ended),
+            checkpoint="",
+        )
+        store.commit(last)
+
+
+def _failed(workers: list[Worker]) -> Worker | None:
+    """A worker that ended other than it should."""
+    return next((worker for worker in workers if worker.process.poll() not in (None, 0)), None)
+
+
+def _raise_failure(folder: RunFolder, failed: Worker | None, figures: Figures) -> None:
+    """The error that ended the run: as its worker told it, or the last line of the log of one that could not.
 
     Raises:
         WorkerFailed: there is one.
     """
+    if failed is None:
+        return
     fatal = [note.text for note in figures.notes if note.level == "fatal"]
     if fatal:
         raise WorkerFailed(fatal[0])
-    for worker in workers:
-        if worker.process.returncode not in (0, None):
-            log = folder.output(worker.role)
-            lines = log.read_text(errors="replace").strip().splitlines() or ["nothing in its log"]
-            raise WorkerFailed(
-                f"{worker.role} ended with code {worker.process.returncode}: {lines[-1]} (see {log})"
-            )
+    log = folder.output(failed.role)
+    lines = log.read_text(errors="replace").strip().splitlines() or ["nothing in its log"]
+    code = failed.process.returncode
+    raise WorkerFailed(f"{failed.role} ended with code {code}: {lines[-1]} (see {log})")
 
 
 def evaluate_run(path: Path, overrides: list[str], console: Console) -> int:

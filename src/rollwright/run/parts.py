@@ -8,7 +8,6 @@ build equal parts.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -17,10 +16,10 @@ from rollwright.blobs.folder import FolderBlobs
 from rollwright.buffer.base import Store
 from rollwright.clock import Clock
 from rollwright.config import RunConfig
-from rollwright.errors import ConfigError
 from rollwright.model.decoder import Decoder
 from rollwright.model.tokenizer import PieceTokenizer
 from rollwright.run.folder import RunFolder
+from rollwright.run.preflight import taskset
 from rollwright.tasks.base import TaskSet
 from rollwright.weights.base import WeightChannel
 
@@ -57,18 +56,7 @@ class Parts:
 def build(folder: RunFolder, clock: Clock) -> Parts:
     """The parts of the run in `folder`."""
     config = folder.load()
-    tasks: TaskSet = buildable(config.tasks, "tasks").build()
+    tasks = taskset(config)
     codec = PieceTokenizer(tasks.pieces(), CONTROL)
     store = config.queue.build(folder.store, clock, run=folder.id)
     return Parts(config, folder, tasks, codec, PieceTemplate(codec), store, clock)
-
-
-def buildable(part: Any, branch: str) -> Any:
-    """`part`, if its class can build something.
-
-    Raises:
-        ConfigError: a plug-in whose configuration class has no `build`.
-    """
-    if not callable(getattr(part, "build", None)):
-        raise ConfigError(f"{branch}: {type(part).__name__} has no method 'build'")
-    return part

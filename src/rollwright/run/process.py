@@ -55,12 +55,12 @@ def die_with_parent(parent: int) -> None:
 def main(role: str, folder: RunFolder, parent: int) -> int:
     """Run one role to its end; the exit code."""
     die_with_parent(parent)
-    import torch  # every role computes with it
-
-    torch.set_num_threads(1)
     stop = Stop()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.ask())
+    import torch  # every role computes with it; it takes seconds, so the signals are caught already
+
+    torch.set_num_threads(1)
     events = EventLog(folder.events(role), SystemClock())
     events.emit(RunStarted(run=folder.id, process=role))
     try:

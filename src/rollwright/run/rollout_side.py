@@ -28,12 +28,13 @@ from rollwright.guard.chain import GuardChain
 from rollwright.guard.policy import AllowList
 from rollwright.model.decoder import Decoder
 from rollwright.monitor.transcript import transcript
+from rollwright.plugins import buildable
 from rollwright.pool.base import Lease, WorkKind
 from rollwright.rollout.base import GroupReport
 from rollwright.rollout.factory import RolloutFactory
 from rollwright.run.folder import RunFolder
 from rollwright.run.leases import leased
-from rollwright.run.parts import Parts, build, buildable
+from rollwright.run.parts import Parts, build
 from rollwright.run.process import Stop
 from rollwright.sandbox.base import SandboxProvider
 from rollwright.tools.door import ToolDoor

@@ -18,10 +18,11 @@ from rollwright.buffer.base import Commit, Drop
 from rollwright.clock import SystemClock
 from rollwright.errors import DeadlineExceeded
 from rollwright.events import EventLog, Noted, StepEnded
+from rollwright.plugins import buildable
 from rollwright.pool.base import Lease, WorkKind
 from rollwright.run.folder import RunFolder
 from rollwright.run.leases import leased
-from rollwright.run.parts import Parts, build, buildable
+from rollwright.run.parts import Parts, build
 from rollwright.run.process import Stop
 from rollwright.run.warmstart import WarmStart
 from rollwright.trainer.staleness import fresh
