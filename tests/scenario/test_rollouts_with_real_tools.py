@@ -26,7 +26,7 @@ from rollwright.rollout.config import RolloutConfig
 from rollwright.rollout.factory import RolloutFactory
 from rollwright.sandbox.local import ProcessProvider
 from rollwright.tasks.base import Demonstration
-from rollwright.tasks.config import RecordsConfig
+from rollwright.tasks.config import HabitsConfig, RecordsConfig
 from rollwright.tasks.records import TABLE_OF, Records
 from rollwright.testing.scripted_engine import ScriptedEngine
 from rollwright.tools.door import ToolDoor
@@ -256,8 +256,9 @@ class Follow:
 
 
 async def test_what_a_demonstration_is_told_is_what_the_real_tool_says(tmp_path: Path) -> None:
-    tasks = [RECORDS.task("train", number) for number in range(60)]
-    scripts = [RECORDS.demonstrate(task, 0) for task in tasks]
+    records = Records(RecordsConfig(habits=HabitsConfig(stale=0.4, table=0.1)))
+    tasks = [records.task("train", number) for number in range(60)]
+    scripts = [records.demonstrate(task, 0) for task in tasks]
     by_question = {task.messages[1].content: script for task, script in zip(tasks, scripts, strict=True)}
     async with World(tmp_path, engine_of(Follow(by_question))) as world:
         scored = await world.factory.evaluate(tasks, Sampling(temperature=0.0), label="scripts")
