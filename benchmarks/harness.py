@@ -14,13 +14,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import msgspec
 from rich.console import Console
 
 from rollwright.clock import SystemClock
 from rollwright.config import load
 from rollwright.events import Evaluated, StepEnded, read_events
 from rollwright.monitor.figures import Figures
-from rollwright.run.conductor import supervise
+from rollwright.run.conductor import WorkerFailed, supervise
+from rollwright.run.evaluation import evaluate
 from rollwright.run.folder import RunFolder, create
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -131,5 +133,22 @@ def train(overrides: list[str], quick: bool, last: Sequence[str] = ()) -> Traine
     config = load([EXAMPLE], [*BENCH, *overrides, *(QUICK if quick else ()), *last])
     folder, began = create(config), clock.now()
     print(f"{folder.path}: {' '.join(overrides)}", file=sys.stderr, flush=True)
-    _, figures = supervise(folder, config, Console(file=sys.stderr, force_terminal=False), clock)
+    console = Console(file=sys.stderr, force_terminal=False)
+    try:
+        _, figures = supervise(folder, config, console, clock)
+    except WorkerFailed as error:
+        if "carried no signal" not in str(error):
+            raise
+        print(f"{folder.path}: {error}", file=sys.stderr, flush=True)
+        figures = _given_up(folder, config.loop.steps)
     return Trained(folder, figures, clock.now() - began)
+
+
+def _given_up(folder: RunFolder, steps: int) -> Figures:
+    """A run that its own signal guard stopped is measured where it stood: its newest checkpoint is evaluated."""
+    figures = Figures(steps)
+    for logged in read_events(folder.path):
+        figures.feed(logged)
+    for found in evaluate(folder, [], SystemClock()):
+        figures.evaluations.append(msgspec.structs.replace(found, label="after"))
+    return figures

@@ -69,7 +69,7 @@ class LoopConfig(PartConfig):
     """Optimiser steps of reinforcement learning; 0 stops after the warm start."""
     groups: int = Field(16, ge=1)
     """Groups per step; a step trains `groups` × `rollout.group_size` rollouts."""
-    schedule: ScheduleConfig = ScheduleConfig(final=0.3)
+    schedule: ScheduleConfig = ScheduleConfig(final=0.2)
     """Of `trainer.lr`."""
     group_wait: float = Field(300.0, gt=0)
     """Longest wait in seconds for the groups of one step before the run stops with an error."""

@@ -1,8 +1,9 @@
-"""The documentation tells the truth: marked snippets run, and relative links lead somewhere.
+"""The documentation tells the truth: marked snippets run, links lead somewhere, what is named exists.
 
 A fenced block with `<!-- test: run -->` on the line before is executed: `python` and `bash` as a script that
 stops at the first failure, `console` as its `$ ` lines. The snippets of one file run in order in one scratch
 folder that has the repository's examples, so that a later one may use what an earlier one made.
+The configuration reference is the one that the code gives.
 """
 
 import os
@@ -91,6 +92,19 @@ def dead_links(document: str, folder: Path) -> list[str]:
     return [path for path in paths if not (folder / path).exists()]
 
 
+def unknown(document: str) -> list[str]:
+    """Tests, modules and pages named in code spans of a document that do not exist."""
+    prose = re.sub(r"^```.*?^```", "", document, flags=re.MULTILINE | re.DOTALL)
+    missing = []
+    for path, test in re.findall(r"`((?:tests|src|benchmarks|docs|examples)/[\w./-]+)(?:::(\w+))?`", prose):
+        file = ROOT / path
+        if not file.exists() or (
+            test and not re.search(rf"^(?:async )?def {test}\(", file.read_text(), re.M)
+        ):
+            missing.append(f"{path}::{test}" if test else path)
+    return missing
+
+
 @pytest.mark.timeout(3 * SECONDS)
 @pytest.mark.parametrize("page", RUNS, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_snippets_run(page: Path, tmp_path: Path) -> None:
@@ -110,6 +124,28 @@ def test_the_readme_has_snippets_that_run() -> None:
 @pytest.mark.parametrize("page", LINKS, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(page: Path) -> None:
     assert dead_links(page.read_text(), page.parent) == []
+
+
+@pytest.mark.parametrize("page", LINKS, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_what_is_named_exists(page: Path) -> None:
+    assert unknown(page.read_text()) == []
+
+
+def test_the_requirements_name_modules_that_exist() -> None:
+    table = (ROOT / "docs" / "requirements.md").read_text()
+    rows = [[cell.strip() for cell in row.split("|")] for row in table.splitlines() if row.startswith("| ")]
+    named = [path for row in rows for path in re.findall(r"`([\w./]+)`", row[4])]
+    assert len(named) > 30
+    assert [path for path in named if not (ROOT / "src" / "rollwright" / path).exists()] == []
+
+
+def test_the_configuration_reference_is_what_the_code_says() -> None:
+    script = ROOT / "docs" / "make_configuration.py"
+    made = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=True
+    )
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    assert page == made.stdout, "run: python docs/make_configuration.py > docs/configuration.md"
 
 
 def test_only_marked_blocks_are_taken() -> None:
@@ -139,3 +175,9 @@ def test_a_dead_link_is_seen(tmp_path: Path) -> None:
     text = "[a](here.md#x) [b](gone.md) ![c](gone.png) [d](https://x.org) [e](#top)\n[f]: lost.md\n"
     text += "`[g](h)`\n```\n[i](j)\n```\n"  # code is no link
     assert dead_links(text, tmp_path) == ["gone.md", "gone.png", "lost.md"]
+
+
+def test_an_unknown_name_is_seen() -> None:
+    here = "tests/unit/test_docs.py"
+    text = f"`{here}::test_no_such` `{here}::unknown` `src/rollwright/x.py` `docs/`"
+    assert unknown(text) == [f"{here}::test_no_such", "src/rollwright/x.py"]
