@@ -145,7 +145,8 @@ def train(overrides: list[str], quick: bool, last: Sequence[str] = ()) -> Traine
 
 
 def _given_up(folder: RunFolder, steps: int) -> Figures:
-    """A run that its own signal guard stopped is measured where it stood: its newest checkpoint is evaluated."""
+    """A run that its own signal guard stopped is measured where it stood: its newest checkpoint is
+    evaluated."""
     figures = Figures(steps)
     for logged in read_events(folder.path):
         figures.feed(logged)

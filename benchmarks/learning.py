@@ -43,7 +43,7 @@ def learning(cases: Cases, overrides: list[str], quick: bool) -> None:
     """Three seeds, then the same time spent on supervision alone."""
     runs = []
     for seed in SEEDS:
-        runs.append(train([f"seed={seed}", *overrides], quick))
+        runs.append(train([f"seed={seed}", f"tasks.seed={seed}", *overrides], quick))
         record(cases, f"seed{seed}", runs[-1])
     share = 1 + runs[0].rl_seconds() / runs[0].warm_seconds()
     steps = round(runs[0].figures.warm_total * share)

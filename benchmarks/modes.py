@@ -17,7 +17,7 @@ def main() -> None:
     cases, gaps, seconds = Cases("modes"), [], []
     for seed in SEEDS:
         runs = {
-            mode: train([f"seed={seed}", f'mode="{mode}"'], chosen.quick)
+            mode: train([f"seed={seed}", f"tasks.seed={seed}", f'mode="{mode}"'], chosen.quick)
             for mode in (("coupled", "async") if seed % 2 else ("async", "coupled"))
         }
         ours, theirs = runs["async"], runs["coupled"]

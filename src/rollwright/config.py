@@ -71,6 +71,8 @@ class LoopConfig(PartConfig):
     """Groups per step; a step trains `groups` × `rollout.group_size` rollouts."""
     schedule: ScheduleConfig = ScheduleConfig(final=0.2)
     """Of `trainer.lr`."""
+    start_wait: float = Field(3600.0, gt=0)
+    """Longest wait in seconds of the rollout side for the first weights; the warm start comes before them."""
     group_wait: float = Field(300.0, gt=0)
     """Longest wait in seconds for the groups of one step before the run stops with an error."""
     report_seconds: float = Field(1.0, gt=0)
@@ -94,7 +96,8 @@ class RunConfig(PartConfig):
     folder: str = "runs"
     """Where run folders are made."""
     seed: int = 0
-    """Every random choice of the run hangs on it: weights, tasks, sampling."""
+    """Weights and sampling hang on it; `tasks.seed` and `trainer.seed` are apart, so that seeds of a run
+    can be compared on the same tasks."""
     mode: Literal["coupled", "async"] = "async"
     """`coupled`: one process, rollouts and training in turns. `async`: a rollout process and a trainer
     process, queue between."""

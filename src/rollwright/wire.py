@@ -1,6 +1,6 @@
 """How records are written and read: msgpack with a schema version, arrays as raw bytes; never pickle.
 
-Role: the only encoder. Neighbours: queue, blobs, events and audit store what it gives. Invariants:
+Role: the encoder of records. Neighbours: queue, blobs, events and audit store what it gives. Invariants:
 `decode(T, encode(x))` equals `x`; every stored record says its schema version; loading executes nothing.
 """
 

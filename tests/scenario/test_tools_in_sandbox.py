@@ -7,16 +7,21 @@ from typing import Any
 
 import pytest
 
+from rollwright.clock import SystemClock
+from rollwright.errors import SandboxError
 from rollwright.events import TraceContext
 from rollwright.guard.audit import AuditLog, verify
 from rollwright.guard.chain import GuardChain
 from rollwright.guard.policy import AllowList
+from rollwright.reward.config import RewardConfig
+from rollwright.reward.rules import RuleReward
 from rollwright.sandbox.base import Sandbox
-from rollwright.sandbox.local import LandlockProvider
+from rollwright.sandbox.local import LandlockProvider, ProcessProvider
+from rollwright.testing.records import make_rollout
 from rollwright.tools.base import Action, SandboxHandle
 from rollwright.tools.door import ToolDoor
 from rollwright.tools.registry import ToolRegistry
-from rollwright.types import CallStatus, Environment, Identity, Task, ToolCall, ToolResult
+from rollwright.types import CallStatus, Environment, Identity, SqlResult, Task, ToolCall, ToolResult
 
 TASK = Task(
     id="t",
@@ -116,3 +121,31 @@ async def test_an_insert_happens_once(bench: Bench) -> None:
     results = await asyncio.gather(*(bench("sql", id="same", query=insert) for _ in range(8)))
     assert sum(not result.repeated for result in results) == 1
     assert (await bench("sql", query="SELECT count(*) FROM t")).content == "3"
+
+
+async def test_what_an_agent_leaves_cannot_make_the_grader_fail(tmp_path: Path) -> None:
+    """Under `sql_result`: a binary file, a damaged database, and a schema that attaches are failed checks."""
+    check = SqlResult(query="SELECT 1 AS one", columns=("one",), rows=((1,),))
+    task = Task(id="t", set="s", messages=(), tools=("python",), checks=(check,))
+    provider = ProcessProvider(tmp_path / "agent", unsafe=True)
+    graders = ProcessProvider(tmp_path / "grader", unsafe=True)
+    await provider.start()
+    await graders.start()
+    reward = RuleReward(graders, RewardConfig(), SystemClock())
+    try:
+        for left in (
+            "open('x.bin', 'wb').write(bytes([255, 254]))",
+            "open('data.db', 'wb').write(b'no database' * 500)",
+        ):
+            sandbox = await provider.create(Environment(sql="CREATE TABLE t (a)"), owner="r")
+            assert (await sandbox.run_code(left, timeout=5)).status is CallStatus.OK
+            score = await reward.score(task, make_rollout(), sandbox)
+            assert score.value == 0.0, score
+            await sandbox.close()
+        sandbox = await graders.create(Environment(sql="CREATE TABLE t (a)"), owner="r")
+        with pytest.raises(SandboxError):
+            await graders.create(Environment(sql="ATTACH 'other.db' AS other"), owner="r2")
+        await sandbox.close()
+    finally:
+        await provider.close()
+        await graders.close()

@@ -68,10 +68,10 @@ def in_node(path: str, node: ast.AST, lines: list[str]) -> Iterator[str]:
             if module == "torch" and any(n.name == "load" for n in names):
                 yield "torch.load by another name hides from this test"
             if module == "os" and not reads_environment and {n.name for n in names} & {"environ", "getenv"}:
-                yield "the environment is read in cli/ and secrets.py only"
+                yield "the environment is read in cli/, run/, sandbox/ and secrets.py only"
         case ast.Attribute() if is_name(node, "os.environ") or is_name(node, "os.getenv"):
             if not reads_environment:
-                yield "the environment is read in cli/ and secrets.py only"
+                yield "the environment is read in cli/, run/, sandbox/ and secrets.py only"
         case ast.ExceptHandler(type=None):
             yield "bare except"
         case ast.ExceptHandler(type=kind) if is_broad(kind):

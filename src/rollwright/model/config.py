@@ -6,7 +6,7 @@ give equal shapes.
 
 from __future__ import annotations
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from rollwright.plugins import PartConfig
 
@@ -14,21 +14,21 @@ from rollwright.plugins import PartConfig
 class ModelConfig(PartConfig):
     """A Llama-style decoder: RMSNorm, RoPE, SwiGLU, grouped-query attention."""
 
-    dim: int = 96
+    dim: int = Field(96, ge=1)
     """Width of the residual stream."""
-    layers: int = 3
+    layers: int = Field(3, ge=1)
     """Number of blocks."""
-    heads: int = 4
+    heads: int = Field(4, ge=1)
     """Query heads; `dim` must divide by it."""
-    kv_heads: int = 4
+    kv_heads: int = Field(4, ge=1)
     """Key/value heads; `heads` must divide by it (fewer is grouped-query attention)."""
-    ffn: int = 256
+    ffn: int = Field(256, ge=1)
     """Hidden width of the SwiGLU feed-forward."""
-    context: int = 512
+    context: int = Field(512, ge=1)
     """Longest row in tokens."""
-    rope_theta: float = 10000.0
+    rope_theta: float = Field(10000.0, gt=0)
     """Base of the rotary frequencies (arXiv 2104.09864)."""
-    norm_eps: float = 1e-5
+    norm_eps: float = Field(1e-5, gt=0)
     """Epsilon of RMSNorm."""
     tied: bool = True
     """Share the input embedding with the output head."""

@@ -149,7 +149,10 @@ class Terminal:
         if print_table is not None:
             self.console.print(print_table)
         if example:
-            self.console.print(Panel(Text(example), title="one rollout after training", expand=False))
+            label, _, text = example.partition("\n")
+            self.console.print(
+                Panel(Text(text), title=f"one rollout of the evaluation '{label}'", expand=False)
+            )
 
 
 def describe(evaluation: Evaluated) -> Text:

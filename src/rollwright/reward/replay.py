@@ -57,7 +57,11 @@ class Twin:
         """Whether the calls lead to the twin's answer there, and what they led to."""
         for call, result in calls:
             if call.name in _LITERAL and result.status in _RAN and result.execution is not None:
-                self._saw(result.execution, await self._replay(call))
+                theirs = await self._replay(call)
+                if theirs.status is CallStatus.TIMEOUT:
+                    # An agent chooses its calls: one that hangs here must not make it unscorable.
+                    return False, f"call {call.id} timed out"
+                self._saw(result.execution, theirs)
         given = self.substitute(answer.strip())
         return same(given, self._check.expected), given
 
@@ -67,7 +71,7 @@ class Twin:
         rewritten = pattern.sub(self._literal, code)
         do = self._sandbox.sql if call.name == "sql" else self._sandbox.run_code
         result = await do(rewritten, timeout=self._seconds)
-        if result.status in (CallStatus.TIMEOUT, CallStatus.LOST):  # ours did not: no fault of the policy
+        if result.status is CallStatus.LOST:
             raise SandboxError(f"call {call.id} ended with {result.status.value} on the twin")
         return result
 

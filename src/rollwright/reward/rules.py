@@ -17,8 +17,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import replace
+
 from rollwright.clock import Clock, within
-from rollwright.errors import DeadlineExceeded, SandboxError
+from rollwright.errors import DeadlineExceeded, SandboxError, SandboxLost
 from rollwright.reward.config import RewardConfig
 from rollwright.reward.layers import layer, part, passed, value
 from rollwright.reward.replay import Replays, Twin, Verdict
@@ -154,7 +156,7 @@ class _Grading:
     async def file_holds(self, check: FileHolds) -> Verdict:
         try:
             data = await self._agents().read_file(check.path)
-        except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
+        except OSError as error:
             return False, f"{check.path}: {type(error).__name__}"
         held = data.decode("utf-8", "replace").strip()
         return check.text is None or held == check.text.strip(), f"{check.path} holds {_short(held)}"
@@ -173,8 +175,16 @@ class _Grading:
         return result.status is CallStatus.OK and result.value == "True", f"no {check.type or ''} {name}"
 
     async def sql_result(self, check: SqlResult) -> Verdict:
-        async with self._own(await self._agents().snapshot()) as copy:
-            result = await copy.sql(check.query, timeout=self.config.call_seconds)
+        agents = self._agents()
+        try:
+            left = replace(await agents.snapshot(), files=())
+            async with self._own(left) as copy:
+                result = await copy.sql(check.query, timeout=self.config.call_seconds)
+        except SandboxLost:
+            raise
+        except (SandboxError, OSError, ValueError) as error:
+            # What the agent left cannot be copied or opened: its doing, so a failed check and not unscorable.
+            return False, f"its database: {type(error).__name__}: {error}"
         found = result.rows
         if result.status is not CallStatus.OK or found is None:
             return False, f"{result.status.value}: {_short(result.stderr)}"

@@ -13,7 +13,7 @@ from rollwright.types import Group
 
 
 class GroupReport(Struct, frozen=True, kw_only=True):
-    """What came of one group: queued (`group`), or dropped with a reason."""
+    """What came of one group: kept (`group`), or dropped with a reason."""
 
     group: Group | None
     task: str

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
@@ -19,7 +20,7 @@ from rich.console import Console
 from rollwright.buffer.base import Commit, Drop, Store
 from rollwright.clock import Clock, SystemClock
 from rollwright.config import RunConfig
-from rollwright.errors import RollwrightError, StoreError
+from rollwright.errors import MissingExtra, RollwrightError, StoreError
 from rollwright.events import Tail
 from rollwright.monitor.figures import Figures
 from rollwright.monitor.terminal import Terminal, before_after
@@ -72,9 +73,12 @@ def conduct(config: RunConfig, console: Console) -> int:
     """Train as `config` says; exit code 0, or 130 after Ctrl-C.
 
     Raises:
+        MissingExtra: torch is not installed.
         ConfigError: a contradiction between parts; nothing was started.
         WorkerFailed: a process failed; everything else was stopped.
     """
+    if find_spec("torch") is None:
+        raise MissingExtra("training", "torch")
     taskset(config)
     folder = create(config)
     console.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)
@@ -91,7 +95,7 @@ def supervise(folder: RunFolder, config: RunConfig, console: Console, clock: Clo
         nonlocal interrupts
         interrupts += 1
 
-    previous = signal.signal(signal.SIGINT, interrupt)
+    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     told, failed = 0, None
     try:
         with Terminal(console, figures, f"{folder.id} · {config.mode}") as terminal:
@@ -113,7 +117,8 @@ def supervise(folder: RunFolder, config: RunConfig, console: Console, clock: Clo
             terminal.update(clock.now())
     finally:
         end(workers, clock)
-        signal.signal(signal.SIGINT, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
     settle(folder, config, clock)
     if not interrupts:
         _raise_failure(folder, failed, figures)
@@ -144,8 +149,8 @@ def end(workers: list[Worker], clock: Clock) -> None:
 
 
 def settle(folder: RunFolder, config: RunConfig, clock: Clock) -> None:
-    """Close the ledger of a run whose processes are gone: nothing is left running, and nothing queued if the
-    run is finished (after a stop the queue waits for a resume).
+    """Close the ledger of a run whose processes are gone: nothing is left running, and nothing queued if
+    the run is finished (after a stop the queue waits for a resume).
 
     Raises:
         StoreError: started rollouts and dispositions don't agree.
@@ -195,7 +200,8 @@ def _failed(workers: list[Worker]) -> Worker | None:
 
 
 def _raise_failure(folder: RunFolder, failed: Worker | None, figures: Figures) -> None:
-    """The error that ended the run: as its worker told it, or the last line of the log of one that could not.
+    """The error that ended the run: as its worker told it, or the last line of the log of one that could
+    not.
 
     Raises:
         WorkerFailed: there is one.

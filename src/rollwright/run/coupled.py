@@ -13,8 +13,8 @@ from rollwright.pool.base import WorkKind
 from rollwright.run.folder import RunFolder
 from rollwright.run.leases import leased
 from rollwright.run.parts import build
-from rollwright.run.process import Stop
 from rollwright.run.rollout_side import opened
+from rollwright.run.stop import Stop
 from rollwright.run.trainer_side import TrainerSide
 from rollwright.weights.in_process import InProcessChannel
 

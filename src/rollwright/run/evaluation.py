@@ -20,8 +20,9 @@ from rollwright.pool.base import WorkKind
 from rollwright.run.folder import RunFolder
 from rollwright.run.leases import leased
 from rollwright.run.parts import build
-from rollwright.run.process import Stop
+from rollwright.run.preflight import taskset
 from rollwright.run.rollout_side import opened
+from rollwright.run.stop import Stop
 from rollwright.trainer.torch_trainer import TorchTrainer
 from rollwright.weights.in_process import InProcessChannel
 
@@ -43,7 +44,13 @@ async def _evaluate(folder: RunFolder, overrides: list[str], clock: Clock) -> li
     if last is None:
         raise ConfigError(f"{folder.path}: no checkpoint yet; the warm start has not finished")
     config = override(parts.config, overrides)
-    parts = replace(parts, config=config, store=MemoryStore(config.queue.capacity, run=folder.id))
+    # The tokenizer stays that of the run: other tasks are asked in the words that the policy knows.
+    parts = replace(
+        parts,
+        config=config,
+        tasks=taskset(config),
+        store=MemoryStore(config.queue.capacity, run=folder.id),
+    )
     decoder = parts.decoder()
     trainer = TorchTrainer(decoder, config.trainer)
     trainer.restore(parts.blobs("checkpoints").get(last.checkpoint))

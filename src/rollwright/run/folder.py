@@ -7,12 +7,14 @@ changes.
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from rollwright.config import RunConfig
 from rollwright.errors import ConfigError
+from rollwright.wire import SCHEMA
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,16 @@ class RunFolder:
         """
         if not self.config.is_file():
             raise ConfigError(f"{self.path} is no run folder: {self.config.name} is missing")
-        return RunConfig.model_validate_json(self.config.read_text())
+        try:
+            stored = json.loads(self.config.read_text())
+            if stored["schema"] != SCHEMA:
+                raise ConfigError(f"{self.config}: schema {stored['schema']}, this version reads {SCHEMA}")
+            return RunConfig.model_validate(stored["config"])
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            what = " ".join(str(error).split())[:200]
+            raise ConfigError(f"{self.config}: not the configuration of a run ({what})") from error
 
 
 def create(config: RunConfig) -> RunFolder:
@@ -95,7 +106,8 @@ def create(config: RunConfig) -> RunFolder:
         ]
         folder = RunFolder(root / f"{config.name}-{max(taken, default=0) + 1}")
         folder.path.mkdir()
-        folder.config.write_text(config.model_dump_json(indent=1))
+        stored = {"schema": SCHEMA, "config": config.model_dump(mode="json")}
+        folder.config.write_text(json.dumps(stored, indent=1))
     except OSError as error:
         raise ConfigError(
             f"folder = {config.folder!r}: cannot write there ({error.strerror}); "

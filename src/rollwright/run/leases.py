@@ -14,7 +14,7 @@ from rollwright.clock import Clock
 from rollwright.events import EventLog
 from rollwright.pool.base import Lease, WorkKind
 from rollwright.pool.local import LocalPool
-from rollwright.run.process import Stop
+from rollwright.run.stop import Stop
 
 STOP_SECONDS = 15.0
 """What a worker has to finish the present piece of work."""

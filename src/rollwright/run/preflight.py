@@ -1,7 +1,8 @@
 """What is wrong with a configuration beyond what its fields can say, found before any process starts.
 
-Role: contradictions between parts that show only once the parts exist. Neighbours: the conductor asks first.
-Invariant: torch-free and quick; a run that would fail after minutes for these reasons fails here in one line.
+Role: contradictions between parts that show only once the parts exist. Neighbours: the conductor asks
+first. Invariant: torch-free and quick; a run that would fail after minutes for these reasons fails here in
+one line.
 """
 
 from __future__ import annotations

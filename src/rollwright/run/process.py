@@ -14,7 +14,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +21,12 @@ from rollwright.clock import SystemClock
 from rollwright.errors import RollwrightError
 from rollwright.events import EventLog, Noted, RunStarted
 from rollwright.run.folder import RunFolder
+from rollwright.run.stop import Stop
 
 FAILED = 3
 """Exit code of a worker whose error has been told in its events."""
 
 _PR_SET_PDEATHSIG = 1
-
-
-@dataclass
-class Stop:
-    """Asked for by the first SIGINT or SIGTERM."""
-
-    asked: bool = False
-    callbacks: list[Callable[[], None]] = field(default_factory=list)
-
-    def ask(self) -> None:
-        """Stop after the present piece of work."""
-        self.asked = True
-        for callback in self.callbacks:
-            callback()
 
 
 def die_with_parent(parent: int) -> None:

@@ -35,7 +35,7 @@ from rollwright.rollout.factory import RolloutFactory
 from rollwright.run.folder import RunFolder
 from rollwright.run.leases import leased
 from rollwright.run.parts import Parts, build
-from rollwright.run.process import Stop
+from rollwright.run.stop import Stop
 from rollwright.sandbox.base import SandboxProvider
 from rollwright.tools.door import ToolDoor
 from rollwright.tools.registry import ToolRegistry
@@ -81,12 +81,20 @@ class RolloutSide:
         )
 
     async def first_weights(self) -> None:
-        """Wait for and take the first version; the warm start comes before it."""
+        """Wait for and take the first version; the warm start comes before it.
+
+        Raises:
+            DeadlineExceeded: none within `loop.start_wait` seconds.
+        """
+        clock, seconds = self.parts.clock, self.parts.config.loop.start_wait
+        began = clock.now()
         while not self.lease.revoked:
             ref = self.channel.latest()
             if ref is not None:
                 return await self.take(ref)
-            await self.parts.clock.sleep(POLL_SECONDS)
+            if clock.now() - began > seconds:
+                raise DeadlineExceeded("waiting for the first weights, which the warm start makes", seconds)
+            await clock.sleep(POLL_SECONDS)
 
     async def follow(self, last_step: int) -> None:
         """Take every new version until the one of `last_step`, or until the lease is revoked."""
@@ -145,11 +153,11 @@ class RolloutSide:
                 label=f"{label}-{mode}",
                 concurrency=config.evaluation.concurrency,
             )
-            results.append(evaluated(label, mode, scored))
+            results.append(evaluated(label, mode, scored, config.rollout.success))
             self.events.emit(results[-1])
             self.events.flush()
             if mode == "sampled":
-                self.parts.folder.example.write_text(_example(tasks, scored))
+                self.parts.folder.example.write_text(f"{label}\n{_example(tasks, scored)}")
         return results
 
     async def report(self) -> None:
@@ -177,10 +185,11 @@ class RolloutSide:
             before, stats, then = health, fresh_stats, now
 
 
-def evaluated(label: str, mode: str, scored: list[Scored]) -> Evaluated:
-    """Success with its 95 % Wilson interval over the scorable rollouts; the others are counted apart."""
+def evaluated(label: str, mode: str, scored: list[Scored], success: float) -> Evaluated:
+    """Share of values from `success` on, with its 95 % Wilson interval over the scorable rollouts; the
+    others are counted apart."""
     values = [s.score.value for s in scored if s.score.value is not None]
-    wins = sum(value >= 1.0 for value in values)
+    wins = sum(value >= success for value in values)
     low, high = wilson(wins, len(values))
     sampled = sum(int(row.sampled.sum()) for s in scored for row in s.rollout.rows)
     return Evaluated(

@@ -23,7 +23,7 @@ from rollwright.pool.base import Lease, WorkKind
 from rollwright.run.folder import RunFolder
 from rollwright.run.leases import leased
 from rollwright.run.parts import Parts, build
-from rollwright.run.process import Stop
+from rollwright.run.stop import Stop
 from rollwright.run.warmstart import WarmStart
 from rollwright.trainer.staleness import fresh
 from rollwright.trainer.torch_trainer import TorchTrainer
@@ -146,9 +146,8 @@ class TrainerSide:
             self._checkpoints.keep(frozenset({checkpoint, previous.checkpoint}))
 
     def _publish(self) -> None:
-        prompt = self.parts.tasks.task("heldout", 0)
-        specs = self.parts.template.start(prompt.messages, ())
-        self.channel.publish(self.version, self.trainer.weights(), self.trainer.probe(specs))
+        prompt = self.parts.template.start(self.parts.tasks.task("heldout", 0).messages, ())
+        self.channel.publish(self.version, self.trainer.weights(), self.trainer.probe(prompt))
 
     def _report(
         self, groups: list[Group], metrics: dict[str, float], lags: list[int], seconds: float

@@ -151,7 +151,11 @@ class Database:
         if script and "BEGIN" not in script.upper():
             script = f"BEGIN;{script};COMMIT"
         try:
-            connection.executescript(f"{pragmas}{script};PRAGMA journal_mode=TRUNCATE")
+            connection.executescript(pragmas)
+            connection.set_authorizer(_authorize)  # the script may be a copy of what an agent left
+            connection.executescript(script)
+            connection.set_authorizer(None)
+            connection.execute("PRAGMA journal_mode=TRUNCATE").fetchall()
         except (sqlite3.Error, sqlite3.Warning) as error:
             return {"status": "error", "stderr": str(error)}
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 16 * self._limit)
@@ -198,14 +202,17 @@ class Database:
         """The database as a script."""
         pieces, size = [], 0
         assert self._connection is not None, "`open` comes first"
-        for piece in self._connection.iterdump():
-            pieces.append(piece)
-            size += len(piece)
-            if size > limit:
-                return {
-                    "status": "output",
-                    "stderr": f"the database's script has more than {limit} characters",
-                }
+        try:
+            for piece in self._connection.iterdump():
+                pieces.append(piece)
+                size += len(piece)
+                if size > limit:
+                    return {
+                        "status": "output",
+                        "stderr": f"the database's script has more than {limit} characters",
+                    }
+        except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError, TypeError) as error:
+            return {"status": "error", "stderr": str(error)}  # an agent can leave a file that is no database
         return {"status": "ok", "stdout": _clean("\n".join(pieces), 2 * limit)}
 
 
