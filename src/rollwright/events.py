@@ -205,17 +205,6 @@ class ListSink:
         self.events.append(event)
 
 
-class Tee:
-    """Gives each event to several sinks."""
-
-    def __init__(self, *sinks: Sink) -> None:
-        self.sinks = sinks
-
-    def emit(self, event: Event) -> None:
-        for sink in self.sinks:
-            sink.emit(event)
-
-
 class EventLog:
     """Appends events to one JSONL file of the run folder; one writer per file, so lines never interleave."""
 

@@ -12,14 +12,11 @@ from rollwright.events import (
     Event,
     EventLog,
     GroupEnded,
-    ListSink,
     Logged,
     Noted,
-    NullSink,
     RunStarted,
     SpanEnded,
     Tail,
-    Tee,
     TraceContext,
     read_events,
 )
@@ -187,9 +184,3 @@ def test_a_log_can_be_read_while_it_is_written(tmp_path: Path) -> None:
     log.flush()
     assert texts(read_events(tmp_path)) == ["one"]
     log.close()
-
-
-def test_sinks() -> None:
-    first, second = ListSink(), ListSink()
-    Tee(first, NullSink(), second).emit(note("x"))
-    assert first.events == second.events == [note("x")]

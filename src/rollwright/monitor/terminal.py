@@ -145,9 +145,18 @@ class Terminal:
 
     def summary(self, example: str | None) -> None:
         """Before and after, and one rollout turn by turn."""
-        print_table = before_after(self.figures.evaluations)
-        if print_table is not None:
-            self.console.print(print_table)
+        table = before_after(self.figures.evaluations)
+        if table is not None:
+            self.console.print(table)
+        f = self.figures
+        if f.started is not None and f.last_wall is not None:
+            warm = f.live.get("warmstart/seconds")
+            self.console.print(
+                f"took {_clock(f.last_wall - f.started)} (warm start {_clock(warm)}), "
+                f"{f.step} steps, {f.groups_kept} of {self._groups()} groups had a signal",
+                highlight=False,
+                soft_wrap=True,
+            )
         if example:
             label, _, text = example.partition("\n")
             self.console.print(

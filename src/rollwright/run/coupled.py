@@ -24,10 +24,11 @@ async def work(folder: RunFolder, events: EventLog, stop: Stop) -> None:
     parts = build(folder, SystemClock())
     channel = InProcessChannel()
     kinds = (WorkKind.TRAINING, WorkKind.SAMPLING, WorkKind.SANDBOX)
-    async with leased(parts.clock, events, stop, *kinds) as lease:
+    async with leased(parts.clock, events, stop, *kinds) as leases:
+        lease = leases[WorkKind.TRAINING]
         trainer = TrainerSide(parts, channel, events, lease)
         trainer.open()
-        async with opened(parts, channel, trainer.trainer.decoder, events, lease, "coupled") as rollouts:
+        async with opened(parts, channel, trainer.trainer.decoder, events, leases, "coupled") as rollouts:
             if lease.revoked:
                 return
             await rollouts.first_weights()

@@ -57,11 +57,11 @@ async def _evaluate(folder: RunFolder, overrides: list[str], clock: Clock) -> li
     channel = InProcessChannel()
     channel.publish(last.version, trainer.weights())
     events = EventLog(folder.events("evaluation"), clock)
-    kinds = (WorkKind.EVALUATION, WorkKind.SANDBOX)
+    kinds = (WorkKind.SAMPLING, WorkKind.SANDBOX)
     try:
         async with (
-            leased(clock, events, Stop(), *kinds) as lease,
-            opened(parts, channel, decoder, events, lease, "evaluation") as side,
+            leased(clock, events, Stop(), *kinds) as leases,
+            opened(parts, channel, decoder, events, leases, "evaluation") as side,
         ):
             await side.first_weights()
             return await side.evaluate(str(last.version))

@@ -21,9 +21,10 @@ STOP_SECONDS = 15.0
 
 
 @asynccontextmanager
-async def leased(clock: Clock, events: EventLog, stop: Stop, *kinds: WorkKind) -> AsyncIterator[Lease]:
-    """Hold one lease for each of `kinds` from this machine's pool; yields the first. A stop revokes them
-    all."""
+async def leased(
+    clock: Clock, events: EventLog, stop: Stop, *kinds: WorkKind
+) -> AsyncIterator[dict[WorkKind, Lease]]:
+    """Hold one lease for each of `kinds` from this machine's pool. A stop revokes them all."""
     pool = LocalPool(dict.fromkeys(kinds, 1), clock, events)
     loop = asyncio.get_running_loop()
     revoking: set[asyncio.Task[None]] = set()
@@ -41,7 +42,7 @@ async def leased(clock: Clock, events: EventLog, stop: Stop, *kinds: WorkKind) -
         stop.callbacks.append(soon)
         if stop.asked:
             revoke()
-        yield leases[0]
+        yield {lease.kind: lease for lease in leases}
 
 
 @asynccontextmanager

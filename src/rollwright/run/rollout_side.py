@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 
 from rollwright.buffer.base import Drop, put_when_room
@@ -42,6 +42,8 @@ from rollwright.tools.registry import ToolRegistry
 from rollwright.trainer.signal import SignalGuard
 from rollwright.types import Disposition, Identity, PolicyVersion, Sampling, Scored, Task, WeightsRef
 from rollwright.weights.base import WeightChannel
+
+Leases = Mapping[WorkKind, Lease]
 
 POLL_SECONDS = 0.05
 """Pause between two looks for new weights."""
@@ -214,17 +216,17 @@ def _example(tasks: list[Task], scored: list[Scored]) -> str:
 
 @asynccontextmanager
 async def opened(
-    parts: Parts, channel: WeightChannel, decoder: Decoder, events: EventLog, lease: Lease, process: str
+    parts: Parts, channel: WeightChannel, decoder: Decoder, events: EventLog, leases: Leases, process: str
 ) -> AsyncIterator[RolloutSide]:
     """A rollout side with its engine and sandboxes running; everything is closed on the way out."""
     config, clock = parts.config, parts.clock
     async with AsyncExitStack() as stack:
         version = parts.store.lineage().version(0)
         engine = buildable(config.engine, "engine").build(
-            decoder=decoder, version=version, clock=clock, events=events, lease=lease
+            decoder=decoder, version=version, clock=clock, events=events, lease=leases[WorkKind.SAMPLING]
         )
-        sandboxes = await _sandboxes(parts, lease, process, stack)
-        graders = await _sandboxes(parts, lease, f"{process}-grader", stack)
+        sandboxes = await _sandboxes(parts, leases[WorkKind.SANDBOX], process, stack)
+        graders = await _sandboxes(parts, leases[WorkKind.SANDBOX], f"{process}-grader", stack)
         await engine.start()
         stack.push_async_callback(engine.close)
         audit = AuditLog(parts.folder.audit(process), clock, parts.blobs("audit"))
@@ -247,7 +249,7 @@ async def opened(
             identity=Identity(run=parts.folder.id),
             rng=random.Random(config.seed),
         )
-        side = RolloutSide(parts, channel, events, lease, engine, factory)
+        side = RolloutSide(parts, channel, events, leases[WorkKind.SAMPLING], engine, factory)
         reporting = asyncio.create_task(side.report())
         try:
             yield side
@@ -283,8 +285,8 @@ async def work(folder: RunFolder, events: EventLog, stop: Stop) -> None:
     channel = parts.file_channel()
     kinds = (WorkKind.SAMPLING, WorkKind.SANDBOX)
     async with (
-        leased(parts.clock, events, stop, *kinds) as lease,
-        opened(parts, channel, parts.decoder(), events, lease, "rollouts") as side,
+        leased(parts.clock, events, stop, *kinds) as leases,
+        opened(parts, channel, parts.decoder(), events, leases, "rollouts") as side,
     ):
         await side.first_weights()
         if not _measured(folder, "before"):
@@ -297,7 +299,7 @@ async def work(folder: RunFolder, events: EventLog, stop: Stop) -> None:
         for result in await asyncio.gather(producing, following, return_exceptions=True):
             if isinstance(result, Exception):
                 raise result
-        if not lease.revoked:
+        if not side.lease.revoked:
             await side.evaluate("after")
     parts.store.close()
 

@@ -171,7 +171,8 @@ class TrainerSide:
 async def work(folder: RunFolder, events: EventLog, stop: Stop) -> None:
     """The trainer process of an async run."""
     parts = build(folder, SystemClock())
-    async with leased(parts.clock, events, stop, WorkKind.TRAINING) as lease:
+    async with leased(parts.clock, events, stop, WorkKind.TRAINING) as leases:
+        lease = leases[WorkKind.TRAINING]
         side = TrainerSide(parts, parts.file_channel(), events, lease)
         side.open()
         while side.step < parts.config.loop.steps and not lease.revoked:
