@@ -136,6 +136,10 @@ class RunConfig(PartConfig):
 
     @model_validator(mode="after")
     def _fits(self) -> RunConfig:
+        if self.loop.steps and self.rollout.group_size < 2:
+            raise ValueError(
+                "rollout.group_size = 1: a group of one has no baseline and never a signal; give at least 2"
+            )
         if self.queue.capacity < self.loop.groups:
             raise ValueError(
                 f"queue.capacity = {self.queue.capacity} holds less than one step's "
@@ -189,6 +193,8 @@ def load(paths: Sequence[Path], overrides: Sequence[str] = ()) -> RunConfig:
             near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.toml")], n=1)
             hint = f"; did you mean {path.parent / near[0]}?" if near else ""
             raise ConfigError(f"{path}: no such file{hint}") from error
+        except IsADirectoryError as error:
+            raise ConfigError(f"{path}: is a folder; give a TOML file in it") from error
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}: cannot be read as text ({error})") from error
         except tomllib.TOMLDecodeError as error:

@@ -14,7 +14,7 @@ import pytest
 from rollwright.buffer.sqlite import SqliteStore
 from rollwright.clock import SystemClock
 from rollwright.errors import RollwrightError
-from rollwright.events import Evaluated, StepEnded, WeightsPushed, read_events
+from rollwright.events import Evaluated, Metrics, StepEnded, WeightsPushed, read_events
 from rollwright.guard.audit import verify
 from rollwright.types import Disposition
 
@@ -138,6 +138,26 @@ def test_the_first_interrupt_stops_cleanly_and_leaves_a_checkpoint(tmp_path: Pat
     store.close()
     assert counts.balanced and not counts.by.get("running"), counts
     assert last is not None and last.version.step >= 1
+    assert not processes_of(run)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("mode", ["async", "coupled"])
+def test_an_interrupt_in_the_warm_start_ends_in_one_line(tmp_path: Path, mode: str) -> None:
+    process = start(tmp_path, "--set", "warmstart.steps=5000", "--mode", mode)
+    run = tmp_path / "runs" / "run-1"
+    clock = SystemClock()
+    while not any(
+        isinstance(logged.event, Metrics) and "warmstart/step" in logged.event.values
+        for logged in read_events(run)
+    ):
+        assert process.poll() is None, process.communicate()[0]
+        clock.pause(0.2)
+    os.kill(process.pid, signal.SIGINT)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 130, output
+    assert "Traceback" not in output and "fatal" not in output
+    assert "before the first step" in output.splitlines()[-1]
     assert not processes_of(run)
 
 

@@ -63,7 +63,7 @@ class Terminal:
     def update(self, now: float) -> None:
         """Draw again; `now` is a monotonic time."""
         for note in self.figures.notes[self._shown_notes :]:
-            if note.level == "info":
+            if note.level in ("info", "fatal"):  # the last line of the command tells what was fatal
                 continue
             self.console.print(Text(f"{note.level}: {note.text}", style="yellow"), soft_wrap=True)
         self._shown_notes = len(self.figures.notes)
@@ -166,6 +166,8 @@ class Terminal:
 
 def describe(evaluation: Evaluated) -> Text:
     """One evaluation in one line."""
+    if not evaluation.trials:
+        return Text(f"{evaluation.label:<6} {evaluation.mode:<8} no rollout could be scored", style="yellow")
     share = evaluation.successes / evaluation.trials
     return Text(
         f"{evaluation.label:<6} {evaluation.mode:<8} {100 * share:5.1f} %  "
@@ -184,7 +186,7 @@ def before_after(evaluations: Sequence[Evaluated]) -> Table | None:
     table.add_column("mode")
     for label in labels:
         table.add_column(label, justify="right")
-    found = {(e.mode, e.label): e for e in evaluations}
+    found = {(e.mode, e.label): e for e in evaluations if e.trials}
     for mode in modes:
         cells = [
             "–"

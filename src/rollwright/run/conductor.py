@@ -25,7 +25,7 @@ from rollwright.events import Tail
 from rollwright.monitor.figures import Figures
 from rollwright.monitor.terminal import Terminal, before_after
 from rollwright.run.folder import RunFolder, create
-from rollwright.run.preflight import taskset
+from rollwright.run.preflight import check
 from rollwright.types import Disposition
 
 POLL_SECONDS = 0.1
@@ -79,7 +79,7 @@ def conduct(config: RunConfig, console: Console) -> int:
     """
     if find_spec("torch") is None:
         raise MissingExtra("training", "torch")
-    taskset(config)
+    check(config)
     folder = create(config)
     console.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)
     return supervise(folder, config, console, SystemClock())[0]
@@ -119,16 +119,23 @@ def supervise(folder: RunFolder, config: RunConfig, console: Console, clock: Clo
         end(workers, clock)
         for number, handler in previous.items():
             signal.signal(number, handler)
-    settle(folder, config, clock)
+        settle(folder, config, clock)
     if not interrupts:
         _raise_failure(folder, failed, figures)
     example = folder.example.read_text() if folder.example.is_file() else None
     terminal.summary(example)
+    if interrupts:
+        reached = f"step {figures.step} of {config.loop.steps}" if figures.step else "before the first step"
+        console.print(
+            f"stopped at {reached}; `rollwright eval {folder.path}` measures its newest checkpoint",
+            highlight=False,
+            soft_wrap=True,
+        )
     return (130 if interrupts else 0), figures
 
 
 def _interrupt(workers: list[Worker], hard: bool, console: Console) -> None:
-    console.print("stopping now" if hard else "stopping after this step; Ctrl-C again stops at once")
+    console.print("stopping now" if hard else "ending the present piece of work; Ctrl-C again stops at once")
     for worker in workers:
         if worker.process.poll() is None:
             worker.process.send_signal(signal.SIGKILL if hard else signal.SIGINT)

@@ -27,7 +27,7 @@ async def work(folder: RunFolder, events: EventLog, stop: Stop) -> None:
     async with leased(parts.clock, events, stop, *kinds) as leases:
         lease = leases[WorkKind.TRAINING]
         trainer = TrainerSide(parts, channel, events, lease)
-        trainer.open()
+        await trainer.open()
         async with opened(parts, channel, trainer.trainer.decoder, events, leases, "coupled") as rollouts:
             if lease.revoked:
                 return

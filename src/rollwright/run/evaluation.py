@@ -42,7 +42,7 @@ async def _evaluate(folder: RunFolder, overrides: list[str], clock: Clock) -> li
     last = parts.store.last_commit()
     parts.store.close()
     if last is None:
-        raise ConfigError(f"{folder.path}: no checkpoint yet; the warm start has not finished")
+        raise ConfigError(f"{folder.path}: no checkpoint: the warm start did not finish")
     config = override(parts.config, overrides)
     # The tokenizer stays that of the run: other tasks are asked in the words that the policy knows.
     parts = replace(
@@ -64,6 +64,6 @@ async def _evaluate(folder: RunFolder, overrides: list[str], clock: Clock) -> li
             opened(parts, channel, decoder, events, leases, "evaluation") as side,
         ):
             await side.first_weights()
-            return await side.evaluate(str(last.version))
+            return await side.evaluate(str(last.version), example=False)
     finally:
         events.close()

@@ -27,3 +27,18 @@ def taskset(config: RunConfig) -> TaskSet:
             "holds fewer: raise model.context or lower the tasks' limits (tasks.limits.max_tokens)"
         )
     return tasks
+
+
+def check(config: RunConfig) -> None:
+    """Refuse a training run that would fail after minutes.
+
+    Raises:
+        ConfigError: rows that don't fit, too few held-out tasks, or a warm start without demonstrations.
+    """
+    tasks = taskset(config)
+    tasks.task("heldout", config.evaluation.tasks - 1)
+    if config.warmstart.steps and tasks.demonstrate(tasks.task("train", 0), 0) is None:
+        raise ConfigError(
+            f"tasks '{tasks.name}' have no scripted demonstrations, and warmstart.steps = "
+            f"{config.warmstart.steps}: set warmstart.steps = 0"
+        )

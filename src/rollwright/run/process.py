@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rollwright.clock import SystemClock
-from rollwright.errors import RollwrightError
+from rollwright.errors import LeaseRevoked, RollwrightError
 from rollwright.events import EventLog, Noted, RunStarted
 from rollwright.run.folder import RunFolder
 from rollwright.run.stop import Stop
@@ -51,6 +51,8 @@ def main(role: str, folder: RunFolder, parent: int) -> int:
     events.emit(RunStarted(run=folder.id, process=role))
     try:
         asyncio.run(_work(role)(folder, events, stop))
+    except LeaseRevoked:
+        return 0  # asked to stop, and stopped
     except RollwrightError as error:
         notes = "; ".join(getattr(error, "__notes__", ()))
         events.emit(Noted(level="fatal", text=f"{role}: {error}" + (f" ({notes})" if notes else "")))

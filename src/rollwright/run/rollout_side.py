@@ -143,8 +143,9 @@ class RolloutSide:
             [Drop(rollout=r, disposition=Disposition.SURPLUS, reason="made but not needed") for r in rollouts]
         )
 
-    async def evaluate(self, label: str) -> list[Evaluated]:
-        """Success on held-out tasks, sampled and greedy; leaves a transcript of one rollout in the folder."""
+    async def evaluate(self, label: str, *, example: bool = True) -> list[Evaluated]:
+        """Success on held-out tasks, sampled and greedy; with `example` a transcript of one rollout stays in
+        the folder. Stops early where the lease is revoked."""
         results = []
         config = self.parts.config
         tasks = [self.parts.tasks.task("heldout", i) for i in range(config.evaluation.tasks)]
@@ -155,10 +156,12 @@ class RolloutSide:
                 label=f"{label}-{mode}",
                 concurrency=config.evaluation.concurrency,
             )
+            if self.lease.revoked:  # cut short: it measured nothing
+                break
             results.append(evaluated(label, mode, scored, config.rollout.success))
             self.events.emit(results[-1])
             self.events.flush()
-            if mode == "sampled":
+            if mode == "sampled" and example:
                 self.parts.folder.example.write_text(f"{label}\n{_example(tasks, scored)}")
         return results
 
@@ -289,6 +292,8 @@ async def work(folder: RunFolder, events: EventLog, stop: Stop) -> None:
         opened(parts, channel, parts.decoder(), events, leases, "rollouts") as side,
     ):
         await side.first_weights()
+        if side.lease.revoked:
+            return
         if not _measured(folder, "before"):
             await side.evaluate("before")
         producing = asyncio.create_task(side.produce())

@@ -54,11 +54,11 @@ class TrainerSide:
         """The version of the weights now."""
         return self.lineage.version(self.step)
 
-    def open(self) -> None:
+    async def open(self) -> None:
         """Resume from the last commit, or warm-start a fresh policy; then publish."""
         last = self.parts.store.last_commit()
         if last is None:
-            WarmStart(self.parts, self.trainer, self.events, self.lease).run()
+            await WarmStart(self.parts, self.trainer, self.events, self.lease).run()
             if self.lease.revoked:
                 return
             self._commit(())
@@ -174,7 +174,7 @@ async def work(folder: RunFolder, events: EventLog, stop: Stop) -> None:
     async with leased(parts.clock, events, stop, WorkKind.TRAINING) as leases:
         lease = leases[WorkKind.TRAINING]
         side = TrainerSide(parts, parts.file_channel(), events, lease)
-        side.open()
+        await side.open()
         while side.step < parts.config.loop.steps and not lease.revoked:
             groups = await side.batch()
             if groups is None:

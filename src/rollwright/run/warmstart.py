@@ -8,6 +8,8 @@ is what the real tools answer (tested); no demonstration is used twice.
 
 from __future__ import annotations
 
+import asyncio
+
 import numpy as np
 
 from rollwright.agents.calls import render
@@ -32,7 +34,7 @@ class WarmStart:
         self.parts, self.trainer, self.events, self.lease = parts, trainer, events, lease
         self.registry = ToolRegistry.installed()
 
-    def run(self) -> None:
+    async def run(self) -> None:
         """All updates, with progress; returns early where the lease is revoked."""
         config, clock = self.parts.config.warmstart, self.parts.clock
         number, began, told = FIRST_TASK, clock.now(), float("-inf")
@@ -40,6 +42,7 @@ class WarmStart:
             rows = [self.row(number + i) for i in range(config.batch)]
             number += config.batch
             report = self.trainer.supervise(rows, config.schedule.rate(step, config.steps))
+            await asyncio.sleep(0)  # lets a revocation through
             if self.lease.revoked:
                 return
             now = clock.now()
