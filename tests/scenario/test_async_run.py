@@ -162,13 +162,15 @@ def test_an_interrupt_in_the_warm_start_ends_in_one_line(tmp_path: Path, mode: s
 
 
 @pytest.mark.timeout(240)
-def test_a_killed_process_ends_the_run_with_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_process_ended_from_outside_ends_the_run_with_one_line(tmp_path: Path, number: int) -> None:
     process = start(tmp_path, "--set", "warmstart.steps=2000")
     run = tmp_path / "runs" / "run-1"
     clock = SystemClock()
-    while not (victims := [line for line in processes_of(run) if "rollouts" in line]):
+    while not (run / "events-rollouts.jsonl").exists():  # by then it listens to signals
         assert process.poll() is None, process.communicate()[0]
         clock.pause(0.1)
+    victims = [line for line in processes_of(run) if "rollouts" in line]
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -176,9 +178,10 @@ def test_a_killed_process_ends_the_run_with_one_line(tmp_path: Path) -> None:
             except OSError:
                 continue
             if line == victims[0]:
-                os.kill(int(entry.name), signal.SIGKILL)
+                os.kill(int(entry.name), number)
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 2, output
-    assert "rollouts ended with code -9" in output.splitlines()[-1]
+    told = "rollouts ended with code -9" if number == signal.SIGKILL else "told to stop"
+    assert told in output.splitlines()[-1]
     assert "Traceback" not in output
     assert not processes_of(run)

@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from rollwright.errors import SandboxError
 from rollwright.reward.text import Place, places, same
 from rollwright.sandbox.base import Sandbox
 from rollwright.types import CallStatus, ExecResult, ToolCall, ToolResult, TwinReplay
@@ -58,9 +57,9 @@ class Twin:
         for call, result in calls:
             if call.name in _LITERAL and result.status in _RAN and result.execution is not None:
                 theirs = await self._replay(call)
-                if theirs.status is CallStatus.TIMEOUT:
-                    # An agent chooses its calls: one that hangs here must not make it unscorable.
-                    return False, f"call {call.id} timed out"
+                if theirs.status in (CallStatus.TIMEOUT, CallStatus.LOST):
+                    # An agent chooses its calls: one that hangs or dies here must not make it unscorable.
+                    return False, f"call {call.id} ended with {theirs.status.value}"
                 self._saw(result.execution, theirs)
         given = self.substitute(answer.strip())
         return same(given, self._check.expected), given
@@ -70,10 +69,7 @@ class Twin:
         pattern = _LITERAL[call.name]
         rewritten = pattern.sub(self._literal, code)
         do = self._sandbox.sql if call.name == "sql" else self._sandbox.run_code
-        result = await do(rewritten, timeout=self._seconds)
-        if result.status is CallStatus.LOST:
-            raise SandboxError(f"call {call.id} ended with {result.status.value} on the twin")
-        return result
+        return await do(rewritten, timeout=self._seconds)
 
     def _literal(self, found: re.Match[str]) -> str:
         """The twin's form of one literal of a call."""

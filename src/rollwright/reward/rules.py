@@ -15,7 +15,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -34,6 +34,7 @@ from rollwright.types import (
     CallStatus,
     Check,
     Environment,
+    ExecResult,
     FileHolds,
     Json,
     Part,
@@ -48,6 +49,8 @@ from rollwright.types import (
     ValuesSeen,
     VariableExists,
 )
+
+T = TypeVar("T")
 
 
 class _Unscorable(Exception):
@@ -71,7 +74,7 @@ class RuleReward:
         """
         if not rollout.outcome.scorable:
             return Score.unscorable(rollout.outcome.value)
-        grading = _Grading(rollout, sandbox, self._sandboxes, self._config, self._replays)
+        grading = _Grading(rollout, sandbox, self._sandboxes, self._config, self._replays, self._clock)
         what = f"scoring {rollout.identity.rollout}"
         try:
             parts = await within(self._clock, grading.parts(task.checks), self._config.seconds, what)
@@ -91,6 +94,7 @@ class _Grading:
     sandboxes: SandboxProvider
     config: RewardConfig
     replays: Replays
+    clock: Clock
 
     async def parts(self, checks: Sequence[AnyCheck]) -> list[Part]:
         """One part for each check, in order."""
@@ -176,10 +180,14 @@ class _Grading:
 
     async def sql_result(self, check: SqlResult) -> Verdict:
         agents = self._agents()
-        try:
+
+        async def ask() -> ExecResult:
             left = replace(await agents.snapshot(), files=())
             async with self._own(left) as copy:
-                result = await copy.sql(check.query, timeout=self.config.call_seconds)
+                return await copy.sql(check.query, timeout=self.config.call_seconds)
+
+        try:
+            result = await self._agents_time(ask())
         except SandboxLost:
             raise
         except (SandboxError, OSError, ValueError) as error:
@@ -197,10 +205,19 @@ class _Grading:
 
         async def replay() -> Verdict:
             async with self._own(check.environment) as sandbox:
-                good, given = await Twin(check, sandbox, self.config.call_seconds).answers(calls, answer)
+                twin = Twin(check, sandbox, self.config.call_seconds)
+                try:
+                    good, given = await self._agents_time(twin.answers(calls, answer))
+                except DeadlineExceeded as error:
+                    return False, str(error)
             return good, f"on the twin: {_short(given)}"
 
         return await self.replays.verdict(check, calls, answer, replay)
+
+    async def _agents_time(self, work: Awaitable[T]) -> T:
+        """Wait for what runs the agent's own writing. It gets less than the whole score does: time that the
+        agent uses up is a failed check (`DeadlineExceeded`, a `TimeoutError`), not "unscorable"."""
+        return await within(self.clock, work, 0.8 * self.config.seconds, "what the agent wrote")
 
     @asynccontextmanager
     async def _own(self, environment: Environment) -> AsyncIterator[Sandbox]:

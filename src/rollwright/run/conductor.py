@@ -26,6 +26,7 @@ from rollwright.monitor.figures import Figures
 from rollwright.monitor.terminal import Terminal, before_after
 from rollwright.run.folder import RunFolder, create
 from rollwright.run.preflight import check
+from rollwright.sandbox import owners
 from rollwright.types import Disposition
 
 POLL_SECONDS = 0.1
@@ -96,11 +97,12 @@ def supervise(folder: RunFolder, config: RunConfig, console: Console, clock: Clo
         interrupts += 1
 
     previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-    told, failed = 0, None
+    told, failed, early = 0, None, False
     try:
         with Terminal(console, figures, f"{folder.id} · {config.mode}") as terminal:
             while any(worker.process.poll() is None for worker in workers):
                 clock.pause(POLL_SECONDS)
+                gone = _ended(workers)  # before its last events are read
                 for logged in tail.read():
                     figures.feed(logged)
                 terminal.update(clock.now())
@@ -108,7 +110,8 @@ def supervise(folder: RunFolder, config: RunConfig, console: Console, clock: Clo
                     told = interrupts
                     _interrupt(workers, hard=interrupts > 1, console=console)
                 failed = _failed(workers)
-                if failed:
+                early = interrupts == 0 and _left_early(gone, workers, figures, config)
+                if failed or early:
                     break
             failed = failed or _failed(workers)
             end(workers, clock)
@@ -122,6 +125,8 @@ def supervise(folder: RunFolder, config: RunConfig, console: Console, clock: Clo
         settle(folder, config, clock)
     if not interrupts:
         _raise_failure(folder, failed, figures)
+        if early:
+            raise WorkerFailed(f"a process of the run was told to stop; the run ended at step {figures.step}")
     example = folder.example.read_text() if folder.example.is_file() else None
     terminal.summary(example)
     if interrupts:
@@ -164,6 +169,8 @@ def settle(folder: RunFolder, config: RunConfig, clock: Clock) -> None:
     """
     if not folder.store.is_file():
         return
+    for sandboxes in folder.sandboxes.glob("*/"):
+        owners.reap(sandboxes)
     store = config.queue.build(folder.store, clock, run=folder.id)
     try:
         store.reopen()
@@ -204,6 +211,18 @@ def _end_surplus(store: Store, last: Commit) -> None:
 def _failed(workers: list[Worker]) -> Worker | None:
     """A worker that ended other than it should."""
     return next((worker for worker in workers if worker.process.poll() not in (None, 0)), None)
+
+
+def _ended(workers: list[Worker]) -> set[str]:
+    """Roles of the workers that have ended."""
+    return {worker.role for worker in workers if worker.process.poll() is not None}
+
+
+def _left_early(ended: set[str], workers: list[Worker], figures: Figures, config: RunConfig) -> bool:
+    """Whether a worker ended cleanly while others wait for it: somebody asked it to stop, past us."""
+    if len(ended) in (0, len(workers)):
+        return False
+    return "rollouts" in ended or figures.step < config.loop.steps
 
 
 def _raise_failure(folder: RunFolder, failed: Worker | None, figures: Figures) -> None:

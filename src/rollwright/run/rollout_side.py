@@ -144,8 +144,8 @@ class RolloutSide:
         )
 
     async def evaluate(self, label: str, *, example: bool = True) -> list[Evaluated]:
-        """Success on held-out tasks, sampled and greedy; with `example` a transcript of one rollout stays in
-        the folder. Stops early where the lease is revoked."""
+        """Success on held-out tasks, sampled and greedy; with `example` a transcript of one rollout stays
+        in the folder. Stops early where the lease is revoked."""
         results = []
         config = self.parts.config
         tasks = [self.parts.tasks.task("heldout", i) for i in range(config.evaluation.tasks)]

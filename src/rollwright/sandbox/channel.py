@@ -18,13 +18,14 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from rollwright.clock import Clock
 from rollwright.errors import SandboxLost, SandboxUnavailable
 from rollwright.sandbox.base import Limits
+from rollwright.sandbox.worker import READY
 from rollwright.types import CallStatus, Json
 
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from rollwright.sandbox.zygote import main; main()"
@@ -34,6 +35,13 @@ _ANSWER_SECONDS = 10.0
 """A zygote that answers nothing for so long counts as dead."""
 
 
+_SAID = frozenset({CallStatus.OK, CallStatus.ERROR, CallStatus.TIMEOUT, CallStatus.MEMORY, CallStatus.OUTPUT})
+"""What a worker may say of a call; the host itself says the rest."""
+
+Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Cell = None | bool | Int | float | str
+
+
 class Reply(msgspec.Struct, kw_only=True):
     """What a worker answered; checked, for a worker is not trusted."""
 
@@ -41,10 +49,10 @@ class Reply(msgspec.Struct, kw_only=True):
     status: CallStatus
     stdout: str = ""
     stderr: str = ""
-    exit_code: int | None = None
+    exit_code: Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)] | None = None
     value: str | None = None
     columns: tuple[str, ...] | None = None
-    rows: tuple[tuple[Json, ...], ...] = ()
+    rows: tuple[tuple[Cell, ...], ...] = ()
 
 
 _replies = msgspec.json.Decoder(Reply)
@@ -78,11 +86,20 @@ class Worker:
             if size > self._limit:
                 raise WorkerGone(f"announced a reply of {size} bytes")
             reply = _replies.decode(await self._receive(loop, size))
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise WorkerGone(str(error)) from error
-        if reply.n != self._requests:
-            raise WorkerGone("answered another request")
+        if reply.n != self._requests or reply.status not in _SAID:
+            raise WorkerGone("answered another request, or what no worker says")
         return reply
+
+    async def ready(self) -> None:
+        """Wait until its walls are up and it serves.
+
+        Raises:
+            WorkerGone: they could not be put up.
+        """
+        if await self._receive(asyncio.get_running_loop(), len(READY)) != READY:
+            raise WorkerGone("said something before it was ready")
 
     async def _receive(self, loop: asyncio.AbstractEventLoop, size: int) -> bytes:
         data = bytearray()

@@ -72,7 +72,35 @@ _DENIED = {
     "quotactl": (179, 60),
     "acct": (163, 89),
     "syslog": (103, 116),
+    # Landlock has no say over these: they reach names and attributes outside
+    "inotify_add_watch": (254, 27),
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
+    "setxattrat": (463, 463),
+    "removexattr": (197, 14),
+    "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16),
+    "removexattrat": (466, 466),
 }
+_NONE = 0xFFFFFFFF  # no such call on that machine
+# Modes, owners and times reach outside too, but honest programs set them and stop at an error: they are told
+# that it worked, and nothing is changed.
+_IGNORED = {
+    "chmod": (90, _NONE),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "fchmodat2": (452, 452),
+    "chown": (92, _NONE),
+    "fchown": (93, 55),
+    "lchown": (94, _NONE),
+    "fchownat": (260, 54),
+    "utime": (132, _NONE),
+    "utimes": (235, _NONE),
+    "futimesat": (261, _NONE),
+    "utimensat": (280, 88),
+}
+_PRLIMIT, _PRCTL = (302, 261), (157, 167)
 _CLONE, _CLONE3, _SOCKETPAIR = (56, 220), (435, 435), (53, 199)
 _CLONE_NEW = 0x7E020080  # CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET,TIME}
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -138,6 +166,15 @@ def _seccomp_program() -> bytes:
     program += [_jump(greater, 0x40000000, 0, 1), refuse]  # x32 numbers
     for numbers in _DENIED.values():
         program += [_jump(equal, numbers[column], 0, 1), refuse]
+    ignore = _jump(give, 0x00050000, 0, 0)
+    for numbers in _IGNORED.values():
+        program += [_jump(equal, numbers[column], 0, 1), ignore]
+    # limits of its own only: those of another process could end it
+    program += [_jump(equal, _PRLIMIT[column], 0, 4), _jump(load, low, 0, 0)]
+    program += [_jump(equal, 0, 0, 1), allow, refuse]
+    # a process that unsets its death signal would outlive the host
+    program += [_jump(equal, _PRCTL[column], 0, 4), _jump(load, low, 0, 0)]
+    program += [_jump(equal, _SET_PDEATHSIG, 0, 1), refuse, allow]
     # clone3 takes its flags by pointer, which no filter can read: without it, libc falls back to clone
     program += [_jump(equal, _CLONE3[column], 0, 1), absent]
     program += [_jump(equal, _CLONE[column], 0, 4), _jump(load, low, 0, 0)]

@@ -29,7 +29,6 @@ _BUILD_SECONDS = 30.0
 _GRACE_SECONDS = 0.5
 """SQL and programs are stopped from inside at their deadline; one that isn't is killed from outside so
 much later."""
-_REFUSED = 70
 """Exit code of a child that could not put its walls up."""
 
 
@@ -88,7 +87,8 @@ class LocalSandbox:
         self._lost = ""
         self._closing: asyncio.Task[None] | None = None
         # JSON writes a character as up to six bytes; three texts and the rows of one reply
-        self._reply_bytes = max(32 * limits.output_bytes, 12 * limits.file_bytes)
+        self._said_bytes = 32 * limits.output_bytes
+        self._dump_bytes = max(self._said_bytes, 12 * limits.file_bytes)
 
     @property
     def guarantees(self) -> Guarantees:
@@ -136,11 +136,14 @@ class LocalSandbox:
         """Raises `SandboxError` where a file is no text or the database is larger than a file may be."""
         async with self._turn:
             self._check()
-            sql, texts = "", []
+            sql, texts, size = "", [], 0
             for path in files.list_beneath(self._work):
                 if path.partition("-")[0] == DATABASE:
                     continue  # with its journal
                 data = files.read_beneath(self._work, path, self.limits.file_bytes)
+                size += len(data)
+                if size > 2 * self.limits.file_bytes:
+                    raise SandboxError(f"its files hold more than {2 * self.limits.file_bytes} bytes")
                 try:
                     texts.append(File(path=path, text=data.decode()))
                 except UnicodeDecodeError as error:
@@ -193,11 +196,11 @@ class LocalSandbox:
     async def _worker(self, kind: _Kind) -> Worker:
         if kind is _Kind.INTERPRETER:
             if self._interpreter is None:
-                self._interpreter = await self._started(self._work)
+                self._interpreter = await self._started(self._work, self._said_bytes)
             return self._interpreter
         if self._slot.database is None:
             self._opened = False
-            self._slot.database = await self._started(self._slot.folder)
+            self._slot.database = await self._started(self._slot.folder, self._dump_bytes)
         if not self._opened:
             script, self._script = self._script, ""
             reply = await self._trusted("open", folder=str(self._work), script=script)
@@ -206,11 +209,18 @@ class LocalSandbox:
             self._opened = True
         return self._slot.database
 
-    async def _started(self, folder: Path) -> Worker:
-        worker = await self._zygote.fork(folder, self.limits, self._reply_bytes)
+    async def _started(self, folder: Path, reply_bytes: int) -> Worker:
+        worker = await self._zygote.fork(folder, self.limits, reply_bytes)
         try:
             owners.record_worker(self._slot.folder, worker.pid)
+            async with asyncio.timeout(_BUILD_SECONDS):
+                await worker.ready()
             self._check()
+        except (WorkerGone, TimeoutError) as error:
+            worker.close()
+            code = await self._zygote.end(worker.pid)
+            self._lost = f"a worker could not be started: ended with {code} ({error or 'no answer'})"
+            raise SandboxLost(f"sandbox {self.id}: {self._lost}") from error
         except BaseException:  # boundary: closed or failed meanwhile; the worker goes
             worker.close()
             await self._zygote.end(worker.pid)
@@ -250,6 +260,8 @@ class LocalSandbox:
             if kind is _Kind.DATABASE and reply.status in (CallStatus.TIMEOUT, CallStatus.MEMORY):
                 self._stained = True
             self._check()  # the zygote may have died, or the sandbox been closed, under the call
+            if kind is _Kind.INTERPRETER and reply.columns is not None:  # only the database gives result sets
+                reply = await self._gone(kind, WorkerGone("gave a result set"))
             rows = None if reply.columns is None else RowSet(columns=reply.columns, rows=reply.rows)
             return ExecResult(
                 status=reply.status,
@@ -266,7 +278,7 @@ class LocalSandbox:
         until shown otherwise."""
         self._check()
         code = await self._end(kind)
-        if code == _REFUSED or (kind is _Kind.DATABASE and code != -24):
+        if kind is _Kind.DATABASE and code != -24:
             self._lost = f"its {kind.value} process ended with {code} ({gone})"
             self._check()
         if code == -24:  # SIGXCPU

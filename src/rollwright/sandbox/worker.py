@@ -26,6 +26,9 @@ from typing import Any
 
 DATABASE = "data.db"
 """The database's file in the working folder."""
+READY = b"ready"
+"""What a worker sends once its walls are up."""
+
 _MAX_ROWS = 1000
 _READING_PRAGMAS = frozenset(
     ("table_info", "table_xinfo", "table_list", "index_list", "index_info", "index_xinfo", "foreign_key_list")
@@ -174,6 +177,7 @@ class Database:
                 return self._rows(cursor)
             finally:
                 cursor.close()
+                connection.set_progress_handler(None, 0)  # the deadline was this statement's only
         except MemoryError:
             return {"status": "memory"}
         except Exception as error:  # boundary: a wrong statement is the agent's observation

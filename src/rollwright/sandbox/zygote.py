@@ -91,7 +91,10 @@ class Zygote:
             self._walls.close_in(request["folder"])
         for standard in (0, 1, 2):
             os.dup2(null, standard)
-        os.dup2(descriptor, 3)
+        if descriptor == 3:
+            os.set_inheritable(3, False)
+        else:
+            os.dup2(descriptor, 3, inheritable=False)
         # closes the control end, the paths of the walls, and whatever the host had open
         os.closerange(4, os.sysconf("SC_OPEN_MAX"))
         self._control.detach()
@@ -99,6 +102,7 @@ class Zygote:
         confine.limit_resources(
             limits["cpu_seconds"], limits["memory_bytes"], limits["file_bytes"], processes
         )
+        os.write(3, worker.READY)
         worker.serve(socket.socket(fileno=3), limits["output_bytes"])
 
     def _end(self, pid: int) -> int:

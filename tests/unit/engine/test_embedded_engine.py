@@ -244,7 +244,9 @@ async def test_live_weights_are_taken_without_a_copy() -> None:
     assert all(tensor.requires_grad and not tensor.is_inference() for tensor in live.values())
 
 
-@pytest.mark.parametrize("fault", ["stale", "not a number", "one shape", "one missing"])
+@pytest.mark.parametrize(
+    "fault", ["stale", "not a number", "one shape", "one missing", "no tensor", "probe of foreign ids"]
+)
 async def test_wrong_weights_serve_nothing(fault: str) -> None:
     async with serving(decoder(0)) as engine, serving(decoder(1)) as trainer:
         tokens = ids(np.random.default_rng(0), 20)
@@ -256,9 +258,13 @@ async def test_wrong_weights_serve_nothing(fault: str) -> None:
             state["blocks.1.down.weight"][0, 0] = torch.nan
         elif fault == "one shape":
             state["norm.weight"] = torch.ones(7)
+        elif fault == "no tensor":
+            state["norm.weight"] = None  # type: ignore[assignment]
+        elif fault == "probe of foreign ids":
+            probe = Probe(tokens=np.array([1, VOCAB + 5], np.int32), logprobs=np.zeros(1, np.float32))
         else:
             del state["norm.weight"]
-        with pytest.raises(WeightMismatch, match="norm.weight" if fault.startswith("one") else "probe"):
+        with pytest.raises(WeightMismatch, match=r"norm\.weight" if fault.startswith("one") else "probe"):
             await engine.update(state, VERSION.next(), probe)
         with pytest.raises(WeightMismatch, match="cannot resume"):
             await engine.resume()
@@ -339,8 +345,18 @@ async def test_idle_time_is_counted_while_it_passes() -> None:
 
 async def test_what_sampling_cannot_mean_is_refused() -> None:
     async with serving() as engine:
-        for wrong in ({"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.5}, {"max_tokens": 0}):
+        for wrong in (
+            {"temperature": -1.0},
+            {"temperature": float("nan")},
+            {"top_p": 0.0},
+            {"top_p": 1.5},
+            {"max_tokens": 0},
+        ):
             with pytest.raises(ValueError, match="expected temperature"):
                 await engine.generate(np.ones(3, np.int32), Sampling(**wrong), request="a")
+        with pytest.raises(ValueError, match="stop ids"):
+            await engine.generate(np.ones(3, np.int32), Sampling(stop=(2**63,)), request="a")
+        with pytest.raises(ValueError, match="token ids are"):
+            await engine.generate(np.array([1, 2**32 + 3]), Sampling(), request="a")
         with pytest.raises(ValueError, match="above 0"):
             await engine.score(np.ones(3, np.int32), temperature=0.0)

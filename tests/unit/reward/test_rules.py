@@ -244,7 +244,7 @@ async def test_calls_that_hang_on_the_twin_are_wrong_not_unscorable() -> None:
     task, calls, answer = script(0)
     given = await score(task, calls, answer, sandboxes=Slow())
     assert given.value == 0.0
-    assert any("timed out" in part.detail for part in given.parts)
+    assert any("ended with timeout" in part.detail for part in given.parts)
 
 
 # Every kind of check.

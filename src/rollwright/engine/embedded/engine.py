@@ -176,9 +176,12 @@ class EmbeddedEngine:
         """
         self._check_open()
         try:
-            self._load(state)
-            self._scheduler.adopt(version)
-            gap = self._gap(probe)
+            try:
+                self._load(state)
+                self._scheduler.adopt(version)
+                gap = self._gap(probe)
+            except (TypeError, ValueError, AttributeError, IndexError, KeyError, RuntimeError) as error:
+                raise WeightMismatch(f"not weights of this model, or no probe of them: {error}") from error
         except WeightMismatch as error:
             self._unfit = str(error)
             self._mode = _Mode.PAUSED
@@ -253,8 +256,11 @@ class EmbeddedEngine:
         ids, context = self._checked(prompt), self._decoder.config.context
         if name in self._flying:
             raise ValueError(f"request {name!r} is in flight already; ids are unique among those in flight")
-        if sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.max_tokens < 1:
+        finite = 0 <= sampling.temperature < float("inf")
+        if not finite or not 0 < sampling.top_p <= 1 or sampling.max_tokens < 1:
             raise ValueError(f"expected temperature ≥ 0, 0 < top_p ≤ 1 and max_tokens ≥ 1, got {sampling}")
+        if any(abs(id) >= 2**31 for id in sampling.stop):
+            raise ValueError(f"stop ids are token ids, got {sampling.stop}")
         if len(ids) >= context:
             raise ContextOverflow(
                 f"a prompt of {len(ids)} tokens leaves no room for one token in a context of {context}"
@@ -278,13 +284,13 @@ class EmbeddedEngine:
         return entry
 
     def _checked(self, tokens: Ints) -> Ints:
-        ids = np.ascontiguousarray(tokens, np.int32)
-        if ids.ndim != 1 or len(ids) == 0:
-            raise ValueError(f"expected at least one token id in one dimension, got shape {ids.shape}")
-        low, high = int(ids.min()), int(ids.max())
+        given = np.asarray(tokens)
+        if given.ndim != 1 or len(given) == 0:
+            raise ValueError(f"expected at least one token id in one dimension, got shape {given.shape}")
+        low, high = int(given.min()), int(given.max())
         if low < 0 or high >= self._decoder.vocab:
             raise ValueError(f"token ids are 0 … {self._decoder.vocab - 1}, got {low} … {high}")
-        return ids
+        return np.ascontiguousarray(given, np.int32)
 
     def _check_open(self) -> None:
         if self._closed:
