@@ -130,12 +130,13 @@ def supervise(folder: RunFolder, config: RunConfig, console: Console, clock: Clo
     example = folder.example.read_text() if folder.example.is_file() else None
     terminal.summary(example)
     if interrupts:
-        reached = f"step {figures.step} of {config.loop.steps}" if figures.step else "before the first step"
-        console.print(
-            f"stopped at {reached}; `rollwright eval {folder.path}` measures its newest checkpoint",
-            highlight=False,
-            soft_wrap=True,
-        )
+        reached = "stopped before the first step"
+        if figures.step:
+            reached = (
+                f"stopped at step {figures.step} of {config.loop.steps}; "
+                f"`rollwright eval {folder.path}` measures its newest checkpoint"
+            )
+        console.print(reached, highlight=False, soft_wrap=True)
     return (130 if interrupts else 0), figures
 
 
