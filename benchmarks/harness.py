@@ -115,11 +115,12 @@ BENCH = ("evaluation.tasks=512", 'name="bench"')
 
 QUICK = (
     "tasks.hops=1",
+    "tasks.people=4",
     "tasks.habits.table=0.4",
-    "warmstart.steps=100",
-    "loop.steps=3",
+    "warmstart.steps=130",
+    "loop.steps=2",
     "loop.groups=4",
-    "evaluation.tasks=48",
+    "evaluation.tasks=32",
 )
 """Makes the records run short enough for `--quick`: the same path through the code, a smaller task."""
 
