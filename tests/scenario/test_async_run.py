@@ -14,7 +14,7 @@ import pytest
 from rollwright.buffer.sqlite import SqliteStore
 from rollwright.clock import SystemClock
 from rollwright.errors import RollwrightError
-from rollwright.events import Evaluated, Metrics, StepEnded, WeightsPushed, read_events
+from rollwright.events import Evaluated, Metrics, RolloutEnded, StepEnded, WeightsPushed, read_events
 from rollwright.guard.audit import verify
 from rollwright.types import Disposition
 
@@ -118,6 +118,21 @@ def test_the_ledger_balances_at_every_moment_and_all_is_told(tmp_path: Path) -> 
     assert not processes_of(run)
     left = [path for path in (run / "sandboxes").glob("*/*") if path.is_dir()]
     assert not left, "no sandbox is left"
+    check_eval(tmp_path, run)
+
+
+def check_eval(folder: Path, run: Path) -> None:
+    """`rollwright eval` asks the tasks it is told to, with the run's newest checkpoint, and leaves the run
+    alone."""
+    example = (run / "example.txt").read_text()
+    command = [sys.executable, "-m", "rollwright.cli.main", "eval", str(run)]
+    sets = ["--set", "tasks.seed=7", "--set", "evaluation.tasks=4"]
+    told = subprocess.run([*command, *sets], cwd=folder, text=True, capture_output=True, check=False)
+    assert told.returncode == 0, told.stderr
+    assert f"0.{STEPS}" in told.stdout
+    asked = [e.task for x in read_events(run) if isinstance(e := x.event, RolloutEnded)]
+    assert sum(task.startswith("records/7/heldout/") for task in asked) == 8
+    assert (run / "example.txt").read_text() == example
 
 
 @pytest.mark.timeout(240)
