@@ -228,7 +228,8 @@ async def test_the_same_calls_of_a_group_are_replayed_once() -> None:
     assert (await reward.score(task, wrong, None)).value == 0.0
 
 
-async def test_calls_that_hang_on_the_twin_are_wrong_not_unscorable() -> None:
+@pytest.mark.parametrize("end", [CallStatus.TIMEOUT, CallStatus.LOST, None])
+async def test_calls_that_end_badly_on_the_twin_are_wrong_not_unscorable(end: CallStatus | None) -> None:
     # An agent chooses its calls: it must not be able to leave its group by one that hangs only there.
     class Slow(MemorySandboxes):
         async def create(self, environment, *, owner, limits=None):  # type: ignore[no-untyped-def]
@@ -236,7 +237,9 @@ async def test_calls_that_hang_on_the_twin_are_wrong_not_unscorable() -> None:
             if owner.startswith("grader/"):
 
                 async def late(*_: object, **__: object) -> ExecResult:
-                    return ExecResult(status=CallStatus.TIMEOUT)
+                    if end is None:  # uses up all the time there is
+                        await asyncio.Event().wait()
+                    return ExecResult(status=end)
 
                 made.sql = late  # type: ignore[method-assign]
             return made
@@ -244,7 +247,8 @@ async def test_calls_that_hang_on_the_twin_are_wrong_not_unscorable() -> None:
     task, calls, answer = script(0)
     given = await score(task, calls, answer, sandboxes=Slow())
     assert given.value == 0.0
-    assert any("ended with timeout" in part.detail for part in given.parts)
+    told = "did not finish" if end is None else f"ended with {end.value}"
+    assert any(told in part.detail for part in given.parts)
 
 
 # Every kind of check.
