@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, Field, SerializeAsAny, ValidationError, field_validator, model_validator
+from pydantic.fields import FieldInfo
 
 from rollwright.buffer.config import QueueConfig
 from rollwright.errors import ConfigError
 from rollwright.model.config import ModelConfig
-from rollwright.plugins import PartConfig, choose
+from rollwright.plugins import PartConfig, choose, import_from
 from rollwright.plugins import load as load_part
 from rollwright.rollout.config import RolloutConfig
 from rollwright.trainer.config import TrainerConfig
+from rollwright.values import advice, shown, takes
 
 CHOICES = {
     "tasks": ("rollwright.tasks", "records"),
@@ -95,12 +97,15 @@ class RunConfig(PartConfig):
     """Name of the run; its folder is `folder`/`name`-N."""
     folder: str = "runs"
     """Where run folders are made."""
-    seed: int = 0
+    seed: int = Field(0, ge=0, lt=2**63)
     """Weights and sampling hang on it; `tasks.seed` and `trainer.seed` are apart, so that seeds of a run
     can be compared on the same tasks."""
     mode: Literal["coupled", "async"] = "async"
     """`coupled`: one process, rollouts and training in turns. `async`: a rollout process and a trainer
     process, queue between."""
+    imports: tuple[str, ...] = ()
+    """Folders in which a `type = "module:Class"` is looked for, after what is installed; relative ones count
+    from the TOML file. The folder of a TOML file that names such a type is added by itself."""
     tasks: SerializeAsAny[PartConfig] = Field(default_factory=lambda: choose(*_empty("tasks")))
     """Task set; `type` names it."""
     model: ModelConfig = ModelConfig()
@@ -127,6 +132,12 @@ class RunConfig(PartConfig):
     """How much is trained."""
     evaluation: EvaluationConfig = EvaluationConfig()
     """Before and after."""
+
+    @field_validator("imports")
+    @classmethod
+    def _import(cls, folders: tuple[str, ...]) -> tuple[str, ...]:
+        import_from(folders)  # before the branches below are chosen
+        return folders
 
     @field_validator(*CHOICES, mode="before")
     @classmethod
@@ -173,9 +184,24 @@ def override(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
         ConfigError: as `load`.
     """
     tree = config.model_dump()
+    _overlay(tree, parsed(overrides))
+    return resolved(tree, _flags(overrides))
+
+
+def parsed(overrides: Sequence[str]) -> dict[str, Any]:
+    """`a.b=c` overrides as one tree, the later ones on top.
+
+    Raises:
+        ConfigError: one is not of that form.
+    """
+    tree: dict[str, Any] = {}
     for text in overrides:
-        _overlay(tree, _parse_override(text))
-    return _validated(tree, ", ".join(f"--set {text}" for text in overrides))
+        _merge(tree, _parse_override(text))
+    return tree
+
+
+def _flags(overrides: Sequence[str]) -> str:
+    return ", ".join(f"--set {text}" for text in overrides)
 
 
 def load(paths: Sequence[Path], overrides: Sequence[str] = ()) -> RunConfig:
@@ -186,6 +212,7 @@ def load(paths: Sequence[Path], overrides: Sequence[str] = ()) -> RunConfig:
         ConfigError: one line: which file or flag, which key, what was given, what was expected.
     """
     tree: dict[str, Any] = {}
+    folders: list[str] = []
     for path in paths:
         try:
             overlay = tomllib.loads(path.read_text())
@@ -200,14 +227,17 @@ def load(paths: Sequence[Path], overrides: Sequence[str] = ()) -> RunConfig:
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"{path}: not TOML: {error}") from error
         _overlay(tree, overlay)
-    for text in overrides:
-        _overlay(tree, _parse_override(text))
-    return _validated(
-        tree, ", ".join([*(str(p) for p in paths), *(f"--set {o}" for o in overrides)]) or "defaults"
-    )
+    _overlay(tree, parsed(overrides))
+    sources = [*map(str, paths), *([_flags(overrides)] if overrides else [])]
+    return resolved(tree, ", ".join(sources) or "defaults")
 
 
-def _validated(tree: dict[str, Any], source: str) -> RunConfig:
+def resolved(tree: dict[str, Any], source: str) -> RunConfig:
+    """The configuration that `tree` holds (TOML's or JSON's types).
+
+    Raises:
+        ConfigError: one line that begins with `source`.
+    """
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
@@ -215,11 +245,23 @@ def _validated(tree: dict[str, Any], source: str) -> RunConfig:
 
 
 def _overlay(base: dict[str, Any], top: dict[str, Any]) -> None:
+    """Lay `top` over `base`. Another `type` in a branch starts the branch anew: the keys of one
+    implementation mean nothing to another."""
+    for branch, (_, default) in CHOICES.items():
+        below, above = base.get(branch), top.get(branch)
+        if isinstance(below, dict) and isinstance(above, dict):
+            was = below.get("type", default)
+            if above.get("type", was) != was:
+                base[branch] = {}
+    _merge(base, top)
+
+
+def _merge(base: dict[str, Any], top: dict[str, Any]) -> None:
     for key, value in top.items():
         below = base.setdefault(key, value)
         if isinstance(below, dict) and isinstance(value, dict):
             if value is not below:
-                _overlay(below, value)
+                _merge(below, value)
         else:
             base[key] = value
 
@@ -230,44 +272,56 @@ def _parse_override(text: str) -> dict[str, Any]:
     if not equals or not key:
         raise ConfigError(f"--set {text}: expected KEY=VALUE, for example --set loop.steps=20")
     try:
-        parsed: Any = tomllib.loads(f"value = {value}")["value"]
+        read = tomllib.loads(f"value = {value}")
     except tomllib.TOMLDecodeError:
-        parsed = value.strip()
+        read = {"value": value.strip()}
+    tree: Any = read["value"] if len(read) == 1 else value.strip()
     for part in reversed(key.split(".")):
-        parsed = {part: parsed}
-    assert isinstance(parsed, dict)
-    return parsed
+        tree = {part: tree}
+    assert isinstance(tree, dict)
+    return tree
 
 
 def explain(error: ValidationError, tree: dict[str, Any]) -> str:
-    """The first problem of a validation in one line, with the nearest known key where a key is unknown."""
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"]) or "configuration"
+    """The first problem of a validation in one line: the key, what was given, what was expected, and what
+    to do where that doesn't go without saying."""
+    problems = error.errors()
+    first = problems[0]
+    loc, given = first["loc"], first["input"]
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    where = ".".join(str(part) for part in loc) or "configuration"
     if first["type"] == "extra_forbidden":
-        parent = ".".join(str(part) for part in first["loc"][:-1])
-        key = str(first["loc"][-1])
-        known = _keys_at(first["loc"][:-1], tree)
-        near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+        known = sorted(_fields_at(loc[:-1], tree))
+        near = difflib.get_close_matches(str(loc[-1]), known, n=1, cutoff=0.5)
         hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
-        return f"unknown key '{key}'" + (f" in [{parent}]" if parent else "") + f"; {hint}"
-    more = len(error.errors()) - 1
-    given = "" if first["type"] == "value_error" else f" (given: {first['input']!r})"
-    text = first["msg"].removeprefix("Value error, ")
-    return f"{where}: {text}{given}" + (f" (and {more} more)" if more else "")
+        parent = ".".join(str(part) for part in loc[:-1])
+        text = f"unknown key '{loc[-1]}'" + (f" in [{parent}]" if parent else "") + f"; {hint}"
+    elif first["type"] in ("value_error", "assertion_error"):
+        text = f"{where}: {first['msg'].partition(', ')[2]}"
+    elif field := _fields_at(loc[:-1], tree).get(str(loc[-1]) if loc else ""):
+        if first["type"] == "missing":
+            text = f"{where} is missing: give {takes(field)}"
+        else:
+            text = f"{where}: expected {takes(field)}, got {shown(given)}{advice(field, given)}"
+    else:
+        text = f"{where}: {shown(given)} cannot stand here; see docs/configuration.md for what can"
+    return " ".join(text.split()) + more
 
 
-def _keys_at(loc: tuple[Any, ...], tree: dict[str, Any]) -> list[str]:
-    """The keys known at `loc`; in a chosen part those of the implementation that `tree` names."""
+def _fields_at(loc: tuple[Any, ...], tree: dict[str, Any]) -> dict[str, FieldInfo]:
+    """The fields known at `loc`; in a chosen part those of the implementation that `tree` names."""
     model: type[BaseModel] = RunConfig
     for depth, part in enumerate(loc):
         if depth == 0 and part in CHOICES:
             group, default = CHOICES[part]
-            model = load_part(group, str(tree[part].get("type", default)))
+            given = tree.get(part, {})
+            kind = given.get("type", default) if isinstance(given, dict) else given.type
+            model = load_part(group, str(kind))
             continue
         field = model.model_fields.get(str(part))
         kinds = [field.annotation, *get_args(field.annotation)] if field else []
         inner = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
         if not inner:
-            return []
+            return {}
         model = inner[0]
-    return sorted(model.model_fields)
+    return model.model_fields

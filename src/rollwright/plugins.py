@@ -9,19 +9,46 @@ Neighbours: `config.py` validates through `choice`. Invariant: built-ins are reg
 from __future__ import annotations
 
 import difflib
+import re
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
-from rollwright.errors import ConfigError, PluginError
+from rollwright.errors import ConfigError, MissingExtra, PluginError
+from rollwright.values import fits, shown, takes
+
+_PLACE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 class PartConfig(BaseModel):
-    """Base of every configuration class: frozen, unknown keys refused."""
+    """Base of every configuration class: frozen, unknown keys refused, values taken as they are written
+    (`rollwright.values`). A table that gives some keys leaves the others at the field's default."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _as_written(cls, value: Any, info: ValidationInfo) -> Any:
+        field = cls.model_fields[info.field_name or ""]
+        default: Any = field.default
+        if isinstance(default, PartConfig) and isinstance(value, dict):
+            return _over(default, value)
+        if not fits(field.annotation, value):
+            raise PydanticCustomError("kind", "expected {kind}", {"kind": takes(field)})
+        return value
+
+
+def _over(default: PartConfig, table: dict[str, Any]) -> dict[str, Any]:
+    """`table` with what it leaves out as in `default`."""
+    tree: dict[str, Any] = {name: getattr(default, name) for name in type(default).model_fields}
+    for name, value in table.items():
+        below = tree.get(name)
+        nested = isinstance(below, PartConfig) and isinstance(value, dict)
+        tree[name] = _over(below, value) if nested else value
+    return tree
 
 
 @cache
@@ -30,24 +57,41 @@ def registered(group: str) -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=group)}
 
 
+def import_from(folders: Iterable[str]) -> None:
+    """Let `module:attribute` name modules in these folders; what is installed comes first, so that nothing in
+    them takes another module's place."""
+    sys.path.extend(folder for folder in dict.fromkeys(folders) if folder not in sys.path)
+
+
 def load(group: str, name: str) -> Any:
     """What is registered as `name`; `module:attribute` names something that is not registered.
 
     Raises:
-        PluginError: nothing is; the text names the nearest and all known names.
+        PluginError: nothing is, and the text names the nearest and all known names; or it cannot be
+            imported.
+        MissingExtra: it needs an optional dependency that is not there.
     """
     if ":" in name:
-        try:
-            return EntryPoint(name=name, value=name, group=group).load()
-        except (ImportError, AttributeError) as error:
-            raise PluginError(f"'{name}' cannot be imported: {error}; it must be on PYTHONPATH") from error
+        if not _PLACE.fullmatch(name):
+            raise PluginError(f"'{name}' names nothing: expected 'module:Class'")
+        return _imported(EntryPoint(name=name, value=name, group=group), "it must be on PYTHONPATH")
     points = registered(group)
     if name not in points:
         near = difflib.get_close_matches(name, points, n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else ""
+        hint = f"; did you mean '{near[0]}'?" if near else "."
         known = ", ".join(sorted(points)) or "none: is rollwright installed (pip install -e .)?"
         raise PluginError(f"no '{name}' in {group}{hint} Known: {known}")
-    return points[name].load()
+    return _imported(points[name], f"mend or remove the package that registers it in {group}")
+
+
+def _imported(point: EntryPoint, mend: str) -> Any:
+    try:
+        return point.load()
+    except MissingExtra:
+        raise
+    except Exception as error:  # boundary: a plug-in's code, which may fail in any way
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        raise PluginError(f"'{point.name}' cannot be imported ({what}); {mend}") from error
 
 
 def choose(group: str, value: Any, default: str) -> PartConfig:
@@ -55,15 +99,21 @@ def choose(group: str, value: Any, default: str) -> PartConfig:
     if isinstance(value, PartConfig):
         return value
     if not isinstance(value, dict):
-        raise ValueError(f"expected a table with a key 'type', got {type(value).__name__}")
+        raise ValueError(f"expected a table with a key 'type', got {shown(value)}")
     kind = value.get("type", default)
+    if not isinstance(kind, str):
+        raise ValueError(f"type: expected text that names an implementation, got {shown(kind)}")
     try:
-        chosen = load(group, str(kind))
+        chosen = load(group, kind)
     except PluginError as error:
         raise ValueError(str(error)) from error
-    built = chosen.model_validate(value)
-    assert isinstance(built, PartConfig)
-    return built
+    if not (isinstance(chosen, type) and issubclass(chosen, PartConfig)):
+        raise ValueError(
+            f"'{kind}' is no configuration class: expected a subclass of rollwright.plugins.PartConfig"
+        )
+    if "type" not in chosen.model_fields:
+        raise ValueError(f"'{kind}' has no field 'type': give its class one (type: str = {kind!r})")
+    return chosen.model_validate(value)
 
 
 def buildable(part: Any, branch: str) -> Any:
