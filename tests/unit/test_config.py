@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollwright.config import RunConfig, load, override
+from rollwright.config import RunConfig, load, override, resolved
 from rollwright.errors import ConfigError
 from rollwright.tasks.config import RecordsConfig
 
@@ -87,3 +88,75 @@ def test_no_override_ends_in_anything_but_a_config_or_a_config_error(text: str) 
         assert isinstance(load([], [text]), RunConfig)
     except ConfigError as error:
         assert str(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('loop.steps="3"', 'an integer ≥ 0, got "3"; write 3 without quotes'),
+        ("loop.steps=1.5", "an integer ≥ 0, got 1.5"),
+        ("loop.steps=true", "an integer ≥ 0, got true"),
+        ("trainer.lr=true", "a number > 0, got true"),
+        ("trainer.lr=inf", "must be finite"),
+        ("trainer.lr=nan", "a number > 0"),
+        ("model.tied=1", "true or false, got 1"),
+        ("folder=3", "text, got 3"),
+        ("tasks.syllables=true", "1 or 2, got true"),
+        ("mode=asnyc", 'did you mean "async"?'),
+        ("trainer.betas=[0.9]", "a list of 2 values"),
+        ('trainer.betas=[0.9, "0.99"]', "each a number"),
+        ("tasks.habits.forgotten=[3]", "each value text"),
+        ("loop.schedule=3", "a table, got 3"),
+        ('name="a b"', "that matches"),
+        ("tasks.type=jsonl", "tasks.train is missing: give a path"),
+        ("seed=-1", "≥ 0 and < "),
+    ],
+)
+def test_a_value_is_not_bent_into_its_type(text: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load([], [text])
+    assert expected in str(caught.value) and "Input" not in str(caught.value)
+
+
+def test_an_integer_is_a_number() -> None:
+    assert load([], ["trainer.lr=1"]).trainer.lr == 1.0
+
+
+def test_a_table_that_gives_some_keys_keeps_the_documented_defaults_of_the_others() -> None:
+    schedule = load([], ["warmstart.schedule.final=0.5"]).warmstart.schedule
+    assert (schedule.warmup, schedule.final) == (load([]).warmstart.schedule.warmup, 0.5)
+    assert schedule.warmup == 20
+
+
+def test_another_type_starts_its_branch_anew(tmp_path: Path) -> None:
+    base = write(tmp_path, '[algorithm]\ntype = "grpo"\nscale = "std"\n')
+    top = write(tmp_path, '[algorithm]\ntype = "rloo"\n', "top.toml")
+    assert load([base, top]).algorithm == override(load([base]), ["algorithm.type=rloo"]).algorithm
+    with pytest.raises(ConfigError, match="scale"):  # but not within one layer
+        load([], ["algorithm.scale=std", "algorithm.type=rloo"])
+
+
+def test_paths_and_tuples_come_back_from_saved_json() -> None:
+    config = load([], ["tasks.type=jsonl", "tasks.train=a", "tasks.heldout=b", 'sandbox.require=["fs"]'])
+    assert resolved(json.loads(json.dumps(config.model_dump(mode="json"))), "saved") == config
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (":", "module:Class"),
+        ("os:path", "no configuration class"),
+        ("rollwright.config:LoopConfig", "no field 'type'"),
+        ("rollwright.plugins:Nothing", "cannot be imported"),
+    ],
+)
+def test_what_cannot_be_a_part_is_told(name: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        load([], [f"tasks.type={name}"])
+
+
+def test_a_plug_in_that_fails_in_its_own_way_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_plugin.py").write_text("raise ZeroDivisionError('two\\nlines')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match="ZeroDivisionError: two lines"):
+        load([], ["tasks.type=broken_plugin:Tasks"])
