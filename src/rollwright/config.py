@@ -226,10 +226,26 @@ def load(paths: Sequence[Path], overrides: Sequence[str] = ()) -> RunConfig:
             raise ConfigError(f"{path}: cannot be read as text ({error})") from error
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"{path}: not TOML: {error}") from error
+        folders += _imports(overlay, path.parent)
         _overlay(tree, overlay)
-    _overlay(tree, parsed(overrides))
+    flags = parsed(overrides)
+    folders += _imports(flags, Path())
+    _overlay(tree, flags)
+    if folders:
+        tree["imports"] = list(dict.fromkeys(folders))
     sources = [*map(str, paths), *([_flags(overrides)] if overrides else [])]
     return resolved(tree, ", ".join(sources) or "defaults")
+
+
+def _imports(overlay: dict[str, Any], folder: Path) -> list[str]:
+    """Where an overlay in `folder` has modules looked for, absolute, so that every process of a run and its
+    later evaluation find them from any working directory."""
+    named = overlay.pop("imports", [])
+    if not isinstance(named, list) or not all(isinstance(each, str) for each in named):
+        raise ConfigError(f"imports = {named!r}: expected a list of folders")
+    branches = [overlay[branch] for branch in CHOICES if isinstance(overlay.get(branch), dict)]
+    own = [folder] if any(":" in str(branch.get("type", "")) for branch in branches) else []
+    return [str(each.resolve()) for each in (*(folder / name for name in named), *own)]
 
 
 def resolved(tree: dict[str, Any], source: str) -> RunConfig:

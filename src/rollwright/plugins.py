@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
+from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -20,6 +22,7 @@ from pydantic_core import PydanticCustomError
 from rollwright.errors import ConfigError, MissingExtra, PluginError
 from rollwright.values import fits, shown, takes
 
+BESIDE = "the module must lie beside the TOML file, in a folder that `imports` names, or on PYTHONPATH"
 _PLACE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
@@ -74,7 +77,7 @@ def load(group: str, name: str) -> Any:
     if ":" in name:
         if not _PLACE.fullmatch(name):
             raise PluginError(f"'{name}' names nothing: expected 'module:Class'")
-        return _imported(EntryPoint(name=name, value=name, group=group), "it must be on PYTHONPATH")
+        return _imported(EntryPoint(name=name, value=name, group=group), BESIDE)
     points = registered(group)
     if name not in points:
         near = difflib.get_close_matches(name, points, n=1)
