@@ -49,8 +49,9 @@ def _over(default: PartConfig, table: dict[str, Any]) -> dict[str, Any]:
     tree: dict[str, Any] = {name: getattr(default, name) for name in type(default).model_fields}
     for name, value in table.items():
         below = tree.get(name)
-        nested = isinstance(below, PartConfig) and isinstance(value, dict)
-        tree[name] = _over(below, value) if nested else value
+        if isinstance(below, PartConfig) and isinstance(value, dict):
+            value = _over(below, value)
+        tree[name] = value
     return tree
 
 
