@@ -23,7 +23,8 @@ from rollwright.events import Evaluated, StepEnded, read_events
 from rollwright.monitor.figures import Figures
 from rollwright.run.conductor import WorkerFailed, supervise
 from rollwright.run.evaluation import evaluate
-from rollwright.run.folder import RunFolder, create
+from rollwright.run.begin import begin
+from rollwright.run.folder import RunFolder
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "records.toml"
@@ -132,7 +133,7 @@ def train(overrides: list[str], quick: bool, last: Sequence[str] = ()) -> Traine
     here = str(Path(__file__).parent)
     os.environ["PYTHONPATH"] = here + os.pathsep + os.environ.get("PYTHONPATH", "")
     config = load([EXAMPLE], [*BENCH, *overrides, *(QUICK if quick else ()), *last])
-    folder, began = create(config), clock.now()
+    folder, began = begin(config), clock.now()
     print(f"{folder.path}: {' '.join(overrides)}", file=sys.stderr, flush=True)
     console = Console(file=sys.stderr, force_terminal=False)
     try:

@@ -80,6 +80,13 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     incarnation: int = 0
 
 
+class Resumed(Event, frozen=True, kw_only=True, tag="resumed"):
+    """The trainer took a run up again from its last commit."""
+
+    step: int
+    version: str
+
+
 class SpanEnded(Event, frozen=True, kw_only=True, tag="span"):
     """One traced piece of work: a model turn, a tool call, a rollout, a train step."""
 
@@ -169,6 +176,7 @@ class LeaseChanged(Event, frozen=True, kw_only=True, tag="lease"):
 
 AnyEvent = (
     RunStarted
+    | Resumed
     | SpanEnded
     | RolloutEnded
     | GroupEnded

@@ -14,6 +14,7 @@ import pytest
 from rollwright.agents.calls import render
 from rollwright.agents.config import AgentConfig
 from rollwright.agents.template import CONTROL, PieceTemplate
+from rollwright.archive.base import NoArchive
 from rollwright.buffer.memory import MemoryStore
 from rollwright.clock import SystemClock
 from rollwright.events import ListSink, RolloutEnded, SpanEnded
@@ -136,6 +137,7 @@ class World:
             door=self.door,
             sandboxes=self.sandboxes,
             reward=RewardConfig().build(self.sandboxes, clock),
+            archive=NoArchive(),
             ledger=self.store,
             codec=CODEC,
             template=TEMPLATE,

@@ -19,6 +19,7 @@ import torch
 from rollwright.agents.config import AgentConfig
 from rollwright.agents.template import CONTROL, PieceTemplate
 from rollwright.algo.config import GrpoConfig
+from rollwright.archive.base import NoArchive
 from rollwright.buffer.sqlite import SqliteStore
 from rollwright.clock import SystemClock
 from rollwright.engine.config import EmbeddedConfig
@@ -122,6 +123,7 @@ async def made(
         door=ToolDoor(ToolRegistry.installed(), GuardChain([AllowList()]), audit, clock=clock),
         sandboxes=sandboxes,
         reward=Alternating(),
+        archive=NoArchive(),
         ledger=store,
         codec=codec,
         template=template,

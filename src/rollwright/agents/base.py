@@ -8,8 +8,8 @@ gives back a `Rollout`. Invariants: tokens are appended, never re-encoded; every
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from rollwright.clock import Clock
@@ -17,7 +17,7 @@ from rollwright.engine.base import Engine
 from rollwright.events import Sink, TraceContext
 from rollwright.sandbox.base import Sandbox
 from rollwright.tools.base import Door
-from rollwright.types import Identity, Ints, Message, Rollout, Sampling, Task, ToolSpec
+from rollwright.types import Identity, Ints, Message, Rollout, Row, Sampling, Task, ToolSpec, Turn
 
 
 class Codec(Protocol):
@@ -53,6 +53,14 @@ class Template(Protocol):
         """What an assistant turn says, its control pieces as text, the stop token left out."""
 
 
+@dataclass
+class Draft:
+    """What there is of a rollout so far: asked for where it broke, so that people see what came before."""
+
+    rows: Callable[[], tuple[Row, ...]] = tuple
+    turns: Callable[[], tuple[Turn, ...]] = tuple
+
+
 @dataclass(frozen=True)
 class Session:
     """Everything one rollout may use."""
@@ -69,6 +77,8 @@ class Session:
     events: Sink
     deadline: float
     """`clock.now()` at which the rollout must have ended."""
+    draft: Draft = field(default_factory=Draft)
+    """Where the agent says how far it is."""
 
 
 class Agent(Protocol):

@@ -62,6 +62,8 @@ class Episode:
             SandboxLost, EngineError: the infrastructure failed.
         """
         began = self.session.clock.now()
+        self.session.draft.rows = lambda: (self.row.row(),)
+        self.session.draft.turns = lambda: tuple(self.turns)
         self.specs = self.session.door.specs(self.task.tools)
         prompt = self.session.template.start(self.task.messages, self.specs)
         self.row.given(prompt, Provenance.PROMPT)

@@ -121,6 +121,9 @@ class Ledger(Protocol):
     def find(self, rollout: str) -> Entry | None:
         """One rollout's line."""
 
+    def newest(self, limit: int) -> list[Identity]:
+        """The last `limit` started rollouts, newest first."""
+
     def reopen(self) -> int:
         """After a crash: void everything that was running (its process is gone); returns how many."""
 

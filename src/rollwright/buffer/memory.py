@@ -102,6 +102,10 @@ class MemoryStore:
     def find(self, rollout: str) -> Entry | None:
         return self._entries.get(rollout)
 
+    def newest(self, limit: int) -> list[Identity]:
+        with self._lock:
+            return [entry.identity for entry in reversed(self._entries.values())][:limit]
+
     def reopen(self) -> int:
         with self._lock:
             running = [r for r, e in self._entries.items() if e.disposition is Disposition.RUNNING]

@@ -1,8 +1,8 @@
-"""The tables of the run database, and how its file is made, opened and explained when it fails.
+"""The tables of the run database, and how its file is made and opened.
 
 Role: everything about SQLite that is not a rule of the ledger. Neighbours: `sqlite` is the only caller.
 Invariants: a store becomes visible whole or not at all (it is built beside and linked into place); a file
-of another schema version is refused; an SQLite failure becomes one `StoreError` that says what to do.
+of another schema version is refused.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from rollwright.errors import SchemaError, StoreError
+from rollwright.errors import SchemaError
 
 VERSION = 1
 """Of the tables below; what is in the blobs carries its own (`wire`)."""
@@ -67,39 +65,6 @@ CREATE TABLE late (
 CREATE TABLE forks (incarnation INTEGER PRIMARY KEY, step INTEGER NOT NULL, wall REAL NOT NULL);
 INSERT INTO forks VALUES (0, 0, 0);
 """
-
-_FULL = (
-    "SQLITE_FULL",
-    "SQLITE_IOERR_WRITE",
-    "SQLITE_IOERR_FSYNC",
-    "SQLITE_IOERR_TRUNCATE",
-    "SQLITE_IOERR_SHMSIZE",
-)
-_BUSY = (
-    "SQLITE_BUSY",
-    "SQLITE_BUSY_RECOVERY",
-    "SQLITE_BUSY_SNAPSHOT",
-    "SQLITE_BUSY_TIMEOUT",
-    "SQLITE_LOCKED",
-)
-
-
-@contextmanager
-def explained(path: Path) -> Iterator[None]:
-    """SQLite's errors as a `StoreError` of one line: what happened, what holds, what to do."""
-    try:
-        yield
-    except (sqlite3.Error, OSError) as error:
-        code = getattr(error, "sqlite_errorname", "") or ""
-        if code in _FULL:
-            text = f"cannot write {path}: {error}; nothing was changed: free space on its disk, then resume"
-        elif code in _BUSY:
-            text = f"{path} is held by another process ({error}); nothing was changed: end that process"
-        elif code in ("SQLITE_CORRUPT", "SQLITE_NOTADB"):
-            text = f"{path} is damaged ({error}): restore it from a copy, or start a new run"
-        else:
-            text = f"{path}: {error}"
-        raise StoreError(text) from error
 
 
 def connect(path: Path, *, run: str, policy: str, busy: float) -> sqlite3.Connection:

@@ -19,6 +19,7 @@ from pathlib import Path
 from rollwright.buffer import rules, schema
 from rollwright.buffer.base import Commit, Counts, Drop, Entry, Queued
 from rollwright.clock import Clock
+from rollwright.database import explained
 from rollwright.errors import StoreError
 from rollwright.types import Disposition, Group, Identity, Lineage
 from rollwright.wire import decode, encode
@@ -56,7 +57,7 @@ class SqliteStore:
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._synced: bool | None = None
-        with schema.explained(path):
+        with explained(path):
             self._db = schema.connect(path, run=run or "run", policy=policy or "policy", busy=busy_seconds)
         self._run, self._policy = self._db.execute("SELECT run, policy FROM meta").fetchone()
         if (run or self._run, policy or self._policy) != (self._run, self._policy):
@@ -177,6 +178,13 @@ class SqliteStore:
             uses=uses,
         )
 
+    def newest(self, limit: int) -> list[Identity]:
+        with self._reading():
+            found = self._db.execute(
+                "SELECT identity FROM started ORDER BY n DESC LIMIT ?", (limit,)
+            ).fetchall()
+        return [decode(Identity, identity) for (identity,) in found]
+
     def reopen(self) -> int:
         change = "UPDATE disposition SET state = ?, reason = ?, wall = ? WHERE state = ?"
         void, running = Disposition.VOID.value, Disposition.RUNNING.value
@@ -211,7 +219,7 @@ class SqliteStore:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        with self._lock, schema.explained(self._path):
+        with self._lock, explained(self._path):
             if os.getpid() != self._pid:
                 raise StoreError(f"{self._path} was opened before a fork; open it in this process")
             yield

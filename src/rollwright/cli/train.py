@@ -9,7 +9,13 @@ import typer
 
 
 def train(
-    configs: Annotated[list[Path], typer.Argument(help="TOML file, then overlays.", show_default=False)],
+    configs: Annotated[
+        list[Path] | None, typer.Argument(help="TOML file, then overlays.", show_default=False)
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="Go on with this run folder from its last checkpoint; takes no TOML file."),
+    ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", help="Override one key, for example loop.steps=20.")
     ] = None,
@@ -19,16 +25,29 @@ def train(
         typer.Option("--unsafe-sandbox", help="Run tools without isolation where the kernel offers none."),
     ] = False,
 ) -> None:
-    """Train an agent: warm start, evaluation, reinforcement learning, evaluation."""
+    """Train an agent: warm start, evaluation, reinforcement learning, evaluation.
+
+    Ctrl-C ends the present step and leaves a checkpoint; a second one stops at once. Either way --resume goes
+    on."""
     from rich.console import Console
 
     from rollwright.config import load
-    from rollwright.run.conductor import conduct
+    from rollwright.errors import ConfigError
+    from rollwright.run import conductor
 
     sets = list(overrides or [])
     if mode:
         sets.append(f'mode="{mode}"')
     if unsafe_sandbox:
         sets.append("sandbox.unsafe=true")
-    code = conduct(load(configs, sets), Console())
-    raise typer.Exit(code)
+    if resume is not None:
+        if configs:
+            raise ConfigError(f"--resume {resume} goes on as that run was configured: leave out {configs[0]}")
+        ended = conductor.resume(resume, sets, Console())
+    elif not configs:
+        raise ConfigError(
+            "nothing to train: give a TOML file, for example examples/records.toml, or --resume"
+        )
+    else:
+        ended = conductor.conduct(load(configs, sets), Console())
+    raise typer.Exit(ended.code)

@@ -15,7 +15,9 @@ from rollwright.events import (
     Logged,
     Metrics,
     Noted,
+    Resumed,
     RolloutEnded,
+    RunStarted,
     StepEnded,
     WeightsPushed,
 )
@@ -34,6 +36,7 @@ class Figures:
     warm_total: int = 0
     started: float | None = None
     first_step_wall: float | None = None
+    first_step: int = 0
     last_wall: float | None = None
     groups_kept: int = 0
     groups_dropped: dict[str, int] = field(default_factory=dict)
@@ -45,11 +48,16 @@ class Figures:
     notes: list[Noted] = field(default_factory=list)
     pushes: int = 0
     gap: float | None = None
+    incarnation: int = 0
+    seconds_before: float = 0.0
+    """What the parts before this one took."""
     _values: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
     def feed(self, logged: Logged) -> None:
         """Take one event."""
         event = logged.event
+        if isinstance(event, RunStarted) and event.incarnation > self.incarnation:
+            self.part(event.incarnation)
         if self.started is None:
             self.started = logged.wall
         self.last_wall = logged.wall
@@ -60,6 +68,8 @@ class Figures:
                 self.groups_kept += 1
             case GroupEnded(reason=reason):
                 self.groups_dropped[reason] = self.groups_dropped.get(reason, 0) + 1
+            case Resumed(step=step):
+                self.step = step
             case StepEnded(step=step, metrics=metrics):
                 self._step(step, metrics, logged.wall)
             case Metrics(values=values):
@@ -80,9 +90,26 @@ class Figures:
         self.step = step
         self.live.update(metrics)
         if self.first_step_wall is None:
-            self.first_step_wall = wall
+            self.first_step_wall, self.first_step = wall, step
         if "train/reward" in metrics and "train/entropy" in metrics:
             self.curve.append((step, metrics["train/reward"], metrics["train/entropy"]))
+
+    def part(self, incarnation: int) -> None:
+        """A part of the run begins that goes on from the last one: what was live is no more."""
+        if incarnation == self.incarnation:
+            return
+        self.incarnation = incarnation
+        self.seconds_before = self.seconds
+        self.started = self.last_wall = self.first_step_wall = None
+        self.live.clear()
+        self.notes.clear()
+
+    @property
+    def seconds(self) -> float:
+        """Wall seconds of all parts so far, without the pauses between them."""
+        if self.started is None or self.last_wall is None:
+            return self.seconds_before
+        return self.seconds_before + self.last_wall - self.started
 
     @property
     def success(self) -> float | None:
@@ -92,7 +119,7 @@ class Figures:
     @property
     def seconds_left(self) -> float | None:
         """Estimate from the pace of the steps so far; None before the second step."""
-        if self.first_step_wall is None or self.last_wall is None or self.step < 2:
+        if self.first_step_wall is None or self.last_wall is None or self.step <= self.first_step:
             return None
-        pace = (self.last_wall - self.first_step_wall) / (self.step - 1)
+        pace = (self.last_wall - self.first_step_wall) / (self.step - self.first_step)
         return max(0.0, pace * (self.total_steps - self.step))

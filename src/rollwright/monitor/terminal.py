@@ -152,7 +152,7 @@ class Terminal:
         if f.started is not None and f.last_wall is not None:
             warm = f.live.get("warmstart/seconds")
             self.console.print(
-                f"took {_clock(f.last_wall - f.started)} (warm start {_clock(warm)}), "
+                f"took {_clock(f.seconds)} (warm start {_clock(warm)}), "
                 f"{f.step} steps, {f.groups_kept} of {self._groups()} groups had a signal",
                 highlight=False,
                 soft_wrap=True,

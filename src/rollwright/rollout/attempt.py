@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from rollwright.agents.base import Agent, Codec, Session, Template
+from rollwright.agents.base import Agent, Codec, Draft, Session, Template
+from rollwright.archive.base import Archive
 from rollwright.clock import Clock, within
 from rollwright.engine.base import Engine
 from rollwright.errors import DeadlineExceeded, LeaseRevoked, RollwrightError, SandboxLost, boundary
@@ -46,6 +47,7 @@ class Attempts:
     clock: Clock
     events: Sink
     config: RolloutConfig
+    archive: Archive
     seed: int
     _told: set[str] = field(default_factory=set)
     """Kinds of error that were noted already."""
@@ -64,33 +66,39 @@ class Attempts:
         trace = TraceContext.new(random.Random(f"{self.seed}/{identity.rollout}"))
         identity = replace(identity, trace=trace.trace)
         book.start(identity)
-        began, wall = self.clock.now(), self.clock.wall()
+        began, wall, draft = self.clock.now(), self.clock.wall(), Draft()
         try:
-            scored = await self._work(task, identity, sampling, trace, window)
+            scored = await self._work(task, identity, sampling, trace, window, draft)
         except (Exception, asyncio.CancelledError) as error:  # boundary: one bad rollout voids itself only
             outcome = outcome_of(error, window)
             text = f"{type(error).__name__}: {error}"
             seconds = self.clock.now() - began
             rollout = Rollout(
                 identity=identity,
-                rows=(),
-                turns=(),
+                rows=draft.rows(),
+                turns=draft.turns(),
                 outcome=outcome,
                 error=text,
                 started=wall,
                 seconds=seconds,
             )
             scored = Scored(rollout=rollout, score=Score.unscorable(outcome.value))
-            self._end(scored, trace, book)
+            self._end(task, scored, trace, book)
             if isinstance(error, asyncio.CancelledError):
                 raise
             self._note(error, identity)
         else:
-            self._end(scored, trace, book)
+            self._end(task, scored, trace, book)
         return scored
 
     async def _work(
-        self, task: Task, identity: Identity, sampling: Sampling, trace: TraceContext, window: Window | None
+        self,
+        task: Task,
+        identity: Identity,
+        sampling: Sampling,
+        trace: TraceContext,
+        window: Window | None,
+        draft: Draft,
     ) -> Scored:
         """The rollout and its score; failures of any part go out attributed to it."""
         async with self._sandbox(task, identity) as sandbox:
@@ -110,6 +118,7 @@ class Attempts:
                 trace=trace,
                 events=self.events,
                 deadline=ends,
+                draft=draft,
             )
             patience = ends - now + self.config.grace_seconds
             with boundary("agent", identity.rollout):
@@ -176,13 +185,14 @@ class Attempts:
         except Exception as error:  # boundary: the rollout is over; the reaper finds what is left
             self._note(error, identity)
 
-    def _end(self, scored: Scored, trace: TraceContext, book: Book) -> None:
-        """Ledger first, then the events that tell of it."""
+    def _end(self, task: Task, scored: Scored, trace: TraceContext, book: Book) -> None:
+        """Ledger first, then what is kept for people and the events that tell of it."""
         rollout, score = scored.rollout, scored.score
         if score.value is None:
             kind = Disposition.UNSCORABLE if rollout.outcome.scorable else Disposition.VOID
             book.void(rollout.identity.rollout, kind, score.reason)
         book.tally.rollout(scored)
+        self.archive.add(task, scored)
         self.events.emit(
             SpanEnded(
                 trace=trace.trace,

@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from msgspec.structs import replace
 
 from rollwright.agents.base import Agent, Codec, Template
+from rollwright.archive.base import Archive
 from rollwright.buffer.base import Drop, Ledger
 from rollwright.clock import Clock, let_go
 from rollwright.engine.base import Engine
@@ -45,6 +46,7 @@ class RolloutFactory:
         sandboxes: SandboxProvider,
         reward: Reward,
         ledger: Ledger,
+        archive: Archive,
         codec: Codec,
         template: Template,
         clock: Clock,
@@ -56,6 +58,7 @@ class RolloutFactory:
         seed = rng.getrandbits(31)  # the only draw: rollouts run in any order, so each has noise of its own
         self._tasks = tasks
         self._ledger = ledger
+        self._archive = archive
         self._clock = clock
         self._events = events
         self._config = config
@@ -74,6 +77,7 @@ class RolloutFactory:
             clock=clock,
             events=events,
             config=config,
+            archive=archive,
             seed=seed,
         )
 
@@ -149,6 +153,7 @@ class RolloutFactory:
         else:
             book.hand_over(ids)
         self._tally.group(reason)
+        self._archive.flush()  # before anybody can queue the group
         self._events.emit(
             GroupEnded(group=group_id, task=task.id, kept=not reason, reason=reason, mean=mean(kept))
         )
@@ -252,6 +257,7 @@ class RolloutFactory:
                 await let_go(self._clock, *trials)
             finally:
                 book.close("cancelled")
+                self._archive.flush()
 
     async def _trial(
         self, task: Task, sampling: Sampling, name: str, book: Book, slots: asyncio.Semaphore
@@ -259,7 +265,7 @@ class RolloutFactory:
         """One evaluated task."""
         for attempt in range(self._config.max_attempts):
             async with slots:
-                identity = self._named(task, name, f"{name}.{attempt}", attempt)
+                identity = replace(self._named(task, name, f"{name}.{attempt}", attempt), job="eval")
                 scored = await self._attempts.run(task, identity, sampling, book)
             if scored.score.value is not None:
                 book.end([identity.rollout], Disposition.EVALUATED, "")

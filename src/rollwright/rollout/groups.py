@@ -7,14 +7,23 @@ queue, on every path.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from rollwright.buffer.base import Drop, Ledger
 from rollwright.rollout.tally import Tally
 from rollwright.types import Disposition, Identity, Scored
 
+_GROUP = re.compile(r".*-g(\d+)")
+
 EQUAL = 1e-9
 """Rewards that differ by no more than this are equal."""
+
+
+def next_number(started: Sequence[Identity]) -> int:
+    """The task number after the largest one among the training groups of `started`; 0 where there is none."""
+    found = (_GROUP.fullmatch(each.group) for each in started if each.job == "train")
+    return max((int(match[1]) + 1 for match in found if match), default=0)
 
 
 class Book:

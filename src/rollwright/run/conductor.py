@@ -1,6 +1,7 @@
 """The conductor: starts a run's processes, shows what they say, ends them together.
 
-Role: `rollwright train` in one function. Neighbours: `process` is what it starts, `monitor` what it shows.
+Role: `rollwright train`. Neighbours: `begin` prepares the folder, `process` is what it starts, `monitor` what
+it shows.
 Invariants: no process of a run outlives it; the ledger is settled and balanced when it returns; whatever it
 shows is read from the run folder.
 """
@@ -24,14 +25,16 @@ from rollwright.errors import MissingExtra, RollwrightError, StoreError
 from rollwright.events import Tail
 from rollwright.monitor.figures import Figures
 from rollwright.monitor.terminal import Terminal, before_after
-from rollwright.run.folder import RunFolder, create
-from rollwright.run.preflight import check
-from rollwright.sandbox import owners
-from rollwright.types import Disposition
+from rollwright.run.begin import begin, held, incarnation, reap, reopen
+from rollwright.run.folder import RunFolder
+from rollwright.types import Disposition, PolicyVersion
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 20.0
 """How long a process may take to stop cleanly before it is killed."""
+
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that ask for an end: Ctrl-C, a service manager's, and that of a terminal that is closed."""
 
 ROLES = {"coupled": ("coupled",), "async": ("trainer", "rollouts")}
 
@@ -48,7 +51,7 @@ class Worker:
     process: subprocess.Popen[bytes]
 
 
-def launch(folder: RunFolder, role: str) -> Worker:
+def launch(folder: RunFolder, role: str, incarnation: int) -> Worker:
     """Start a worker in a session of its own, so that Ctrl-C reaches it through us only."""
     environment = dict(os.environ, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive", PYTHONUNBUFFERED="1")
     with folder.output(role).open("ab") as output:
@@ -60,6 +63,7 @@ def launch(folder: RunFolder, role: str) -> Worker:
                 role,
                 str(folder.path.absolute()),
                 str(os.getpid()),
+                str(incarnation),
             ],
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -70,33 +74,66 @@ def launch(folder: RunFolder, role: str) -> Worker:
     return Worker(role, process)
 
 
-def conduct(config: RunConfig, console: Console) -> int:
-    """Train as `config` says; exit code 0, or 130 after Ctrl-C.
+@dataclass(frozen=True)
+class Ended:
+    """How a run, or this part of it, ended: the exit code (0, or 130 after Ctrl-C) and its folder."""
+
+    code: int
+    folder: RunFolder
+
+
+def conduct(config: RunConfig, console: Console) -> Ended:
+    """Train as `config` says.
 
     Raises:
         MissingExtra: torch is not installed.
         ConfigError: a contradiction between parts; nothing was started.
         WorkerFailed: a process failed; everything else was stopped.
     """
+    _torch()
+    folder = begin(config)
+    console.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)
+    with held(folder):
+        return Ended(supervise(folder, config, console, SystemClock())[0], folder)
+
+
+def resume(path: Path, overrides: list[str], console: Console) -> Ended:
+    """Go on with the run in folder `path` from its last commit, changed as `overrides` say.
+
+    Raises:
+        as `conduct`; ConfigError: no run folder, one that is running, or a change that is too late.
+    """
+    _torch()
+    folder, clock = RunFolder(path), SystemClock()
+    with held(folder):
+        config = reopen(folder, overrides, clock)
+        if config is None:
+            text = f"{path} is finished; to train it further: --set loop.steps=N"
+            console.print(text, highlight=False, soft_wrap=True)
+            return Ended(0, folder)
+        return Ended(supervise(folder, config, console, clock)[0], folder)
+
+
+def _torch() -> None:
     if find_spec("torch") is None:
         raise MissingExtra("training", "torch")
-    check(config)
-    folder = create(config)
-    console.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)
-    return supervise(folder, config, console, SystemClock())[0]
 
 
 def supervise(folder: RunFolder, config: RunConfig, console: Console, clock: Clock) -> tuple[int, Figures]:
     """Run the processes of `folder` to their end and show them; (exit code, what the run looked like)."""
     figures, tail = Figures(config.loop.steps), Tail(folder.path)
-    workers = [launch(folder, role) for role in ROLES[config.mode]]
+    for logged in tail.read():  # of the parts before this one
+        figures.feed(logged)
+    incarnation = _incarnation(folder, config, clock)
+    figures.part(incarnation)
+    workers = [launch(folder, role, incarnation) for role in ROLES[config.mode]]
     interrupts = 0
 
     def interrupt(*_: object) -> None:
         nonlocal interrupts
         interrupts += 1
 
-    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.signal(number, interrupt) for number in STOPS}
     told, failed, early = 0, None, False
     try:
         with Terminal(console, figures, f"{folder.id} · {config.mode}") as terminal:
@@ -126,17 +163,16 @@ def supervise(folder: RunFolder, config: RunConfig, console: Console, clock: Clo
     if not interrupts:
         _raise_failure(folder, failed, figures)
         if early:
-            raise WorkerFailed(f"a process of the run was told to stop; the run ended at step {figures.step}")
+            text = f"a process of the run was told to stop; the run ended at step {figures.step}"
+            raise WorkerFailed(text + _how_on(folder))
+        folder.finished.touch()
     example = folder.example.read_text() if folder.example.is_file() else None
     terminal.summary(example)
     if interrupts:
-        reached = "stopped before the first step"
-        if figures.step:
-            reached = (
-                f"stopped at step {figures.step} of {config.loop.steps}; "
-                f"`rollwright eval {folder.path}` measures its newest checkpoint"
-            )
-        console.print(reached, highlight=False, soft_wrap=True)
+        reached = f"stopped at step {figures.step} of {config.loop.steps}"
+        if figures.step == 0 and figures.warm_total:
+            reached = f"stopped in the warm start, at {figures.warm} of {figures.warm_total}"
+        console.print(reached + _how_on(folder), highlight=False, soft_wrap=True)
     return (130 if interrupts else 0), figures
 
 
@@ -170,14 +206,13 @@ def settle(folder: RunFolder, config: RunConfig, clock: Clock) -> None:
     """
     if not folder.store.is_file():
         return
-    for sandboxes in folder.sandboxes.glob("*/"):
-        owners.reap(sandboxes)
+    reap(folder)
     store = config.queue.build(folder.store, clock, run=folder.id)
     try:
         store.reopen()
         last = store.last_commit()
         if last is not None and last.version.step >= config.loop.steps:
-            _end_surplus(store, last)
+            _end_surplus(store, store.lineage().version(last.version.step), last.position)
         counts = store.counts()
         if not counts.balanced:
             raise StoreError(
@@ -187,9 +222,9 @@ def settle(folder: RunFolder, config: RunConfig, clock: Clock) -> None:
         store.close()
 
 
-def _end_surplus(store: Store, last: Commit) -> None:
+def _end_surplus(store: Store, version: PolicyVersion, position: int) -> None:
     """A finished run trains nothing any more: what still waits in the queue ends as surplus."""
-    while queued := store.read(last.position, 100):
+    while queued := store.read(position, 100):
         ended = [
             Drop(
                 rollout=member.rollout.identity.rollout,
@@ -199,14 +234,10 @@ def _end_surplus(store: Store, last: Commit) -> None:
             for each in queued
             for member in each.group.members
         ]
-        last = Commit(
-            version=last.version,
-            position=queued[-1].position,
-            trained=(),
-            dropped=tuple(ended),
-            checkpoint="",
+        position = queued[-1].position
+        store.commit(
+            Commit(version=version, position=position, trained=(), dropped=tuple(ended), checkpoint="")
         )
-        store.commit(last)
 
 
 def _failed(workers: list[Worker]) -> Worker | None:
@@ -237,11 +268,24 @@ def _raise_failure(folder: RunFolder, failed: Worker | None, figures: Figures) -
         return
     fatal = [note.text for note in figures.notes if note.level == "fatal"]
     if fatal:
-        raise WorkerFailed(fatal[0])
-    log = folder.output(failed.role)
+        raise WorkerFailed(fatal[0] + _how_on(folder))
+    log, code = folder.output(failed.role), failed.process.returncode
+    if code < 0:
+        raise WorkerFailed(f"{failed.role} was killed by {signal.Signals(-code).name}{_how_on(folder)}")
     lines = log.read_text(errors="replace").strip().splitlines() or ["nothing in its log"]
-    code = failed.process.returncode
-    raise WorkerFailed(f"{failed.role} ended with code {code}: {lines[-1]} (see {log})")
+    raise WorkerFailed(f"{failed.role} ended with code {code}: {lines[-1]} (see {log}){_how_on(folder)}")
+
+
+def _how_on(folder: RunFolder) -> str:
+    return f"; `rollwright train --resume {folder.path}` goes on, `rollwright eval {folder.path}` measures"
+
+
+def _incarnation(folder: RunFolder, config: RunConfig, clock: Clock) -> int:
+    store = config.queue.build(folder.store, clock, run=folder.id)
+    try:
+        return incarnation(store)
+    finally:
+        store.close()
 
 
 def evaluate_run(path: Path, overrides: list[str], console: Console) -> int:

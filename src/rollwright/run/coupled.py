@@ -43,4 +43,4 @@ async def work(folder: RunFolder, events: EventLog, stop: Stop) -> None:
                 await rollouts.first_weights()
             if not lease.revoked:
                 await rollouts.evaluate("after")
-    parts.store.close()
+    parts.close()

@@ -1,13 +1,15 @@
 """The run folder: where everything of a run lies.
 
 Role: names for its files. Neighbours: the workers write there, everything a person sees is computed from
-it. Invariant: the resolved configuration is written before any process of the run starts, and never
-changes.
+it. Invariant: the resolved configuration is written before any process of the run starts; a resume that
+changes it keeps the one before.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +39,31 @@ class RunFolder:
     def store(self) -> Path:
         """Queue, ledger and commits (SQLite)."""
         return self.path / "run.db"
+
+    @property
+    def rollouts(self) -> Path:
+        """Every rollout whole, and what was trained of it (SQLite)."""
+        return self.path / "rollouts.db"
+
+    @property
+    def tokenizer(self) -> Path:
+        """The tokenizer's table, JSON."""
+        return self.path / "tokenizer.json"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the process that conducts the run."""
+        return self.path / "run.lock"
+
+    @property
+    def finished(self) -> Path:
+        """There once the last step is trained and measured."""
+        return self.path / "finished"
+
+    @property
+    def report(self) -> Path:
+        """The report for people, HTML."""
+        return self.path / "report.html"
 
     @property
     def blobs(self) -> Path:
@@ -70,6 +97,20 @@ class RunFolder:
         """What a process wrote to standard output and error."""
         return self.path / f"{process}.log"
 
+    def save(self, config: RunConfig, incarnation: int) -> None:
+        """Replace the configuration atomically; the one before stays as `config-before-N.json`.
+
+        Raises:
+            ConfigError: the folder cannot be written.
+        """
+        draft, kept = self.config.with_suffix(".draft"), self.path / f"config-before-{incarnation}.json"
+        try:
+            draft.write_text(_stored(config))
+            os.link(self.config, kept)
+            draft.replace(self.config)
+        except OSError as error:
+            raise ConfigError(f"{self.config}: cannot be replaced ({error.strerror})") from error
+
     def load(self) -> RunConfig:
         """The resolved configuration.
 
@@ -99,18 +140,26 @@ def create(config: RunConfig) -> RunFolder:
     root = Path(config.folder)
     try:
         root.mkdir(parents=True, exist_ok=True)
-        taken = [
-            int(match[1])
-            for entry in root.iterdir()
-            if (match := re.fullmatch(re.escape(config.name) + r"-(\d+)", entry.name))
-        ]
-        folder = RunFolder(root / f"{config.name}-{max(taken, default=0) + 1}")
-        folder.path.mkdir()
-        stored = {"schema": SCHEMA, "config": config.model_dump(mode="json")}
-        folder.config.write_text(json.dumps(stored, indent=1))
+        folder = _numbered(root, config.name)
+        folder.config.write_text(_stored(config))
     except OSError as error:
         raise ConfigError(
             f"folder = {config.folder!r}: cannot write there ({error.strerror}); "
             "give another with --set folder=PATH"
         ) from error
     return folder
+
+
+def _numbered(root: Path, name: str) -> RunFolder:
+    """The next free number's folder, made; of two that start at once each gets its own."""
+    numbers = (re.fullmatch(re.escape(name) + r"-(\d+)", entry.name) for entry in root.iterdir())
+    number = max((int(found[1]) for found in numbers if found), default=0)
+    while True:
+        number += 1
+        with contextlib.suppress(FileExistsError):
+            (root / f"{name}-{number}").mkdir()
+            return RunFolder(root / f"{name}-{number}")
+
+
+def _stored(config: RunConfig) -> str:
+    return json.dumps({"schema": SCHEMA, "config": config.model_dump(mode="json")}, indent=1)

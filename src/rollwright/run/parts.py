@@ -11,11 +11,14 @@ from dataclasses import dataclass
 
 import torch
 
-from rollwright.agents.template import CONTROL, PieceTemplate
+from rollwright.agents.template import PieceTemplate
+from rollwright.archive.base import Archive
+from rollwright.archive.sqlite import SqliteArchive
 from rollwright.blobs.folder import FolderBlobs
 from rollwright.buffer.base import Store
 from rollwright.clock import Clock
 from rollwright.config import RunConfig
+from rollwright.errors import ConfigError
 from rollwright.model.decoder import Decoder
 from rollwright.model.tokenizer import PieceTokenizer
 from rollwright.run.folder import RunFolder
@@ -34,7 +37,13 @@ class Parts:
     codec: PieceTokenizer
     template: PieceTemplate
     store: Store
+    archive: Archive
     clock: Clock
+
+    def close(self) -> None:
+        """Release store and archive; idempotent."""
+        self.archive.close()
+        self.store.close()
 
     def decoder(self) -> Decoder:
         """The policy with fresh weights: the same ones for the same seed."""
@@ -56,7 +65,25 @@ class Parts:
 def build(folder: RunFolder, clock: Clock) -> Parts:
     """The parts of the run in `folder`."""
     config = folder.load()
-    tasks = taskset(config)
-    codec = PieceTokenizer(tasks.pieces(), CONTROL)
+    codec = _tokenizer(folder)
     store = config.queue.build(folder.store, clock, run=folder.id)
-    return Parts(config, folder, tasks, codec, PieceTemplate(codec), store, clock)
+    archive = SqliteArchive(folder.rollouts)
+    return Parts(
+        config=config,
+        folder=folder,
+        tasks=taskset(config),
+        codec=codec,
+        template=PieceTemplate(codec),
+        store=store,
+        archive=archive,
+        clock=clock,
+    )
+
+
+def _tokenizer(folder: RunFolder) -> PieceTokenizer:
+    try:
+        return PieceTokenizer.from_json(folder.tokenizer.read_text())
+    except OSError as error:
+        raise ConfigError(
+            f"{folder.tokenizer}: cannot be read ({error.strerror}): the run folder is not whole"
+        ) from error

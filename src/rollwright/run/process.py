@@ -1,4 +1,4 @@
-"""One worker process of a run: `python -m rollwright.run.process ROLE FOLDER`.
+"""One worker process of a run: `python -m rollwright.run.process ROLE FOLDER PARENT INCARNATION`.
 
 Role: brackets a worker's life: parent watch, stop signal, events, exit code. Neighbours: `conductor` starts
 it; `coupled`, `trainer_side` and `rollout_side` do the work. Invariants: it dies with its conductor; the
@@ -38,7 +38,7 @@ def die_with_parent(parent: int) -> None:
             os._exit(FAILED)
 
 
-def main(role: str, folder: RunFolder, parent: int) -> int:
+def main(role: str, folder: RunFolder, parent: int, incarnation: int) -> int:
     """Run one role to its end; the exit code."""
     die_with_parent(parent)
     stop = Stop()
@@ -48,7 +48,7 @@ def main(role: str, folder: RunFolder, parent: int) -> int:
 
     torch.set_num_threads(1)
     events = EventLog(folder.events(role), SystemClock())
-    events.emit(RunStarted(run=folder.id, process=role))
+    events.emit(RunStarted(run=folder.id, process=role, incarnation=incarnation))
     try:
         asyncio.run(_work(role)(folder, events, stop))
     except LeaseRevoked:
@@ -69,4 +69,4 @@ def _work(role: str) -> Callable[[RunFolder, EventLog, Stop], Coroutine[Any, Any
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], RunFolder(Path(sys.argv[2])), int(sys.argv[3])))
+    sys.exit(main(sys.argv[1], RunFolder(Path(sys.argv[2])), int(sys.argv[3]), int(sys.argv[4])))

@@ -32,6 +32,8 @@ from rollwright.plugins import buildable
 from rollwright.pool.base import Lease, WorkKind
 from rollwright.rollout.base import GroupReport
 from rollwright.rollout.factory import RolloutFactory
+from rollwright.rollout.groups import next_number
+from rollwright.run.begin import incarnation
 from rollwright.run.folder import RunFolder
 from rollwright.run.leases import leased
 from rollwright.run.parts import Parts, build
@@ -44,6 +46,9 @@ from rollwright.types import Disposition, Identity, PolicyVersion, Sampling, Sco
 from rollwright.weights.base import WeightChannel
 
 Leases = Mapping[WorkKind, Lease]
+
+LOOK_BACK = 20_000
+"""Started rollouts among which the newest task number is looked for; far more than are ever in flight."""
 
 POLL_SECONDS = 0.05
 """Pause between two looks for new weights."""
@@ -64,7 +69,8 @@ class RolloutSide:
         self.parts, self.channel, self.events, self.lease = parts, channel, events, lease
         self.engine, self.factory = engine, factory
         self.version: PolicyVersion | None = None
-        self.numbers = itertools.count()
+        self.incarnation = incarnation(parts.store)
+        self.numbers = itertools.count(next_number(parts.store.newest(LOOK_BACK)))
         self.signal = SignalGuard()
 
     async def take(self, ref: WeightsRef) -> None:
@@ -83,7 +89,7 @@ class RolloutSide:
         )
 
     async def first_weights(self) -> None:
-        """Wait for and take the first version; the warm start comes before it.
+        """Wait for and take the first version of this incarnation; the warm start comes before it.
 
         Raises:
             DeadlineExceeded: none within `loop.start_wait` seconds.
@@ -92,7 +98,7 @@ class RolloutSide:
         began = clock.now()
         while not self.lease.revoked:
             ref = self.channel.latest()
-            if ref is not None:
+            if ref is not None and ref.version.incarnation >= self.incarnation:
                 return await self.take(ref)
             if clock.now() - began > seconds:
                 raise DeadlineExceeded("waiting for the first weights, which the warm start makes", seconds)
@@ -124,7 +130,7 @@ class RolloutSide:
 
     def _prefix(self) -> str:
         """Group ids of a resumed run never repeat those of the run before."""
-        return f"{self.version.incarnation if self.version else 0}-g"
+        return f"{self.incarnation}-g"
 
     async def _queue(self, report: GroupReport) -> bool:
         """Put a group that was kept into the queue, waiting for room."""
@@ -153,7 +159,7 @@ class RolloutSide:
             scored = await self.factory.evaluate(
                 tasks,
                 Sampling(temperature=temperature, seed=config.seed),
-                label=f"{label}-{mode}",
+                label=f"{self.incarnation}-{label}-{mode}",
                 concurrency=config.evaluation.concurrency,
             )
             if self.lease.revoked:  # cut short: it measured nothing
@@ -244,6 +250,7 @@ async def opened(
             sandboxes=sandboxes,
             reward=buildable(config.reward, "reward").build(graders, clock),
             ledger=parts.store,
+            archive=parts.archive,
             codec=parts.codec,
             template=parts.template,
             clock=clock,
@@ -306,7 +313,7 @@ async def work(folder: RunFolder, events: EventLog, stop: Stop) -> None:
                 raise result
         if not side.lease.revoked:
             await side.evaluate("after")
-    parts.store.close()
+    parts.close()
 
 
 def _measured(folder: RunFolder, label: str) -> bool:

@@ -17,7 +17,7 @@ from rollwright.algo.base import Algorithm
 from rollwright.buffer.base import Commit, Drop
 from rollwright.clock import SystemClock
 from rollwright.errors import DeadlineExceeded
-from rollwright.events import EventLog, Noted, StepEnded
+from rollwright.events import EventLog, Resumed, StepEnded
 from rollwright.plugins import buildable
 from rollwright.pool.base import Lease, WorkKind
 from rollwright.run.folder import RunFolder
@@ -55,18 +55,20 @@ class TrainerSide:
         return self.lineage.version(self.step)
 
     async def open(self) -> None:
-        """Resume from the last commit, or warm-start a fresh policy; then publish."""
+        """Take up the last commit, finish the warm start where it isn't; then publish."""
         last = self.parts.store.last_commit()
-        if last is None:
-            await WarmStart(self.parts, self.trainer, self.events, self.lease).run()
-            if self.lease.revoked:
-                return
-            self._commit(())
-        else:
+        if last is not None:
             self.trainer.restore(self._checkpoints.get(last.checkpoint))
             self.step, self.position = last.version.step, last.position
-            self.lineage = self.parts.store.fork(self.step)
-            self.events.emit(Noted(level="note", text=f"resumed at step {self.step} as {self.version}"))
+            self.events.emit(Resumed(step=self.step, version=str(self.version)))
+            self.events.flush()
+        if self.step == 0:
+            warm = WarmStart(self.parts, self.trainer, self.events, self.lease)
+            await warm.run(save=lambda: self._commit(()))
+            if self.lease.revoked:
+                return
+            if self.parts.store.last_commit() is None:  # no warm start at all
+                self._commit(())
         self._publish()
 
     async def batch(self) -> list[Group] | None:
@@ -116,6 +118,7 @@ class TrainerSide:
         rate = loop.schedule.rate(self.step + 1, loop.steps)
         report = self.trainer.step(Batch(samples=tuple(samples), version=self.version), rate)
         self.step += 1
+        self.parts.archive.trained(self.version, samples)
         self._commit(groups)
         self._publish()
         self._report(groups, report.metrics, lags, self.parts.clock.now() - began)
@@ -181,4 +184,4 @@ async def work(folder: RunFolder, events: EventLog, stop: Stop) -> None:
                 break
             side.train(groups)
             await asyncio.sleep(0)  # lets a revocation through
-    parts.store.close()
+    parts.close()

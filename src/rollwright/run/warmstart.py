@@ -3,12 +3,14 @@ included.
 
 Role: demonstrations → rows → `Trainer.supervise`. Neighbours: the task set scripts, the template writes,
 the trainer learns. Invariants: only what the assistant says is learnt; what a demonstration's tools answer
-is what the real tools answer (tested); no demonstration is used twice.
+is what the real tools answer (tested); no demonstration is used twice, not in a warm start that was
+interrupted either.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import numpy as np
 
@@ -23,6 +25,9 @@ from rollwright.tools.registry import ToolRegistry
 from rollwright.trainer.base import Trainer
 from rollwright.types import Ints, Provenance, Row, Task, ToolSpec
 
+SAVE_SECONDS = 30.0
+"""Longest time between two checkpoints of a warm start."""
+
 FIRST_TASK = 10_000_000
 """Demonstrations are drawn from train tasks of this number on; reinforcement learning starts at 0."""
 
@@ -34,18 +39,23 @@ class WarmStart:
         self.parts, self.trainer, self.events, self.lease = parts, trainer, events, lease
         self.registry = ToolRegistry.installed()
 
-    async def run(self) -> None:
-        """All updates, with progress; returns early where the lease is revoked."""
+    async def run(self, save: Callable[[], None]) -> None:
+        """The updates that are left, with progress. `save` makes a checkpoint: at the end, now and then on
+        the way, and where the lease is revoked, which ends it early."""
         config, clock = self.parts.config.warmstart, self.parts.clock
-        number, began, told = FIRST_TASK, clock.now(), float("-inf")
-        for step in range(1, config.steps + 1):
+        began, told, saved = clock.now(), float("-inf"), clock.now()
+        first = self.trainer.supervised + 1
+        for step in range(first, config.steps + 1):
+            number = FIRST_TASK + (step - 1) * config.batch
             rows = [self.row(number + i) for i in range(config.batch)]
-            number += config.batch
             report = self.trainer.supervise(rows, config.schedule.rate(step, config.steps))
             await asyncio.sleep(0)  # lets a revocation through
+            now = clock.now()
+            if self.lease.revoked or now - saved > SAVE_SECONDS or step == config.steps:
+                saved = now
+                save()
             if self.lease.revoked:
                 return
-            now = clock.now()
             if now - told > self.parts.config.loop.report_seconds or step == config.steps:
                 told = now
                 self.events.emit(
@@ -56,7 +66,9 @@ class WarmStart:
                             "warmstart/total": float(config.steps),
                             "warmstart/loss": report.metrics["loss"],
                             "warmstart/seconds": now - began,
-                            "warmstart/seconds_left": (now - began) / step * (config.steps - step),
+                            "warmstart/seconds_left": (now - began)
+                            / (step - first + 1)
+                            * (config.steps - step),
                         },
                     )
                 )

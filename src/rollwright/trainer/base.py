@@ -33,6 +33,10 @@ class Trainer(Protocol):
     def supervise(self, rows: list[Row], rate: float = 1.0) -> StepReport:
         """One supervised update: cross-entropy on the tokens marked `SAMPLED`."""
 
+    @property
+    def supervised(self) -> int:
+        """Supervised updates so far, those before a `restore` included."""
+
     def weights(self) -> Mapping[str, Any]:
         """Name → tensor, live (not a copy)."""
 

@@ -130,6 +130,11 @@ class TorchTrainer:
             raise NoSignal(f"none of the {len(rows)} demonstration rows has a token marked as sampled")
         return self._train(self._supervised, [examples], _cross_entropy, 1.0, rate)
 
+    @property
+    def supervised(self) -> int:
+        """See `Trainer.supervised`."""
+        return self._supervised.updates
+
     def weights(self) -> Mapping[str, Tensor]:
         """See `Trainer.weights`."""
         return self.decoder.state_dict()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from rollwright.agents.base import Session
+from rollwright.archive.base import NoArchive
 from rollwright.buffer.memory import MemoryStore
 from rollwright.errors import EngineClosed, LeaseRevoked, SandboxLost, StoreError
 from rollwright.events import GroupEnded, ListSink, Noted, RolloutEnded
@@ -96,6 +97,7 @@ class World:
             door=None,  # type: ignore[arg-type]
             sandboxes=self.sandboxes,
             reward=self.reward,
+            archive=NoArchive(),
             ledger=self.store,
             codec=None,  # type: ignore[arg-type]
             template=None,  # type: ignore[arg-type]

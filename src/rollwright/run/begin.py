@@ -1,0 +1,113 @@
+"""How a run begins, and how it is taken up again.
+
+Role: makes a run folder ready before any process works in it. Neighbours: the conductor calls it, the
+workers find what it wrote. Invariants: one conductor at a time holds a folder; a resume opens a new
+incarnation before any worker starts, so that all of them agree on it; what a killed run left open has ended
+in the ledger by then, and no sandbox of it lives.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rollwright.agents.template import CONTROL
+from rollwright.archive.sqlite import SqliteArchive
+from rollwright.buffer.base import Store
+from rollwright.clock import Clock
+from rollwright.config import RunConfig, override
+from rollwright.errors import ConfigError
+from rollwright.model.tokenizer import PieceTokenizer
+from rollwright.run.folder import RunFolder, create
+from rollwright.run.preflight import check, taskset
+from rollwright.sandbox import owners
+
+CHANGEABLE = ("loop", "evaluation")
+"""Branches that a resume may change: nothing that was made so far hangs on them."""
+
+
+def begin(config: RunConfig) -> RunFolder:
+    """A new run folder for `config`, ready for its processes.
+
+    Raises:
+        ConfigError: a contradiction between parts, or a folder that cannot be written.
+    """
+    check(config)
+    folder = create(config)
+    folder.tokenizer.write_text(PieceTokenizer(taskset(config).pieces(), CONTROL).to_json())
+    SqliteArchive(folder.rollouts).close()
+    return folder
+
+
+def reopen(folder: RunFolder, overrides: Sequence[str], clock: Clock) -> RunConfig | None:
+    """Make the run in `folder` ready to go on from its last commit, as `overrides` change it; its
+    configuration now. None where it is finished and has nothing left to do.
+
+    Raises:
+        ConfigError: no run folder, an override of what may not change any more, or a run that kept nothing
+            to go on from.
+    """
+    before = folder.load()
+    for text in overrides:
+        if text.partition("=")[0].strip().partition(".")[0] not in CHANGEABLE:
+            raise ConfigError(
+                f"--set {text}: a run that goes on keeps what it was made from; only "
+                f"{' and '.join(f'{name}.*' for name in CHANGEABLE)} may change: start a new run for the rest"
+            )
+    config = override(before, overrides)
+    check(config)
+    if config.queue.type == "memory":
+        raise ConfigError(f"{folder.path} has queue.type = 'memory', which keeps nothing to go on from")
+    reap(folder)
+    store = config.queue.build(folder.store, clock, run=folder.id)
+    try:
+        store.reopen()
+        last = store.last_commit()
+        step = 0 if last is None else last.version.step
+        if step >= config.loop.steps and folder.finished.exists() and config == before:
+            return None
+        folder.finished.unlink(missing_ok=True)
+        incarnation = len(store.fork(step).forks) - 1
+    finally:
+        store.close()
+    if config != before:
+        folder.save(config, incarnation)
+    return config
+
+
+def reap(folder: RunFolder) -> None:
+    """End every sandbox of the run whose owner is gone."""
+    for sandboxes in folder.sandboxes.glob("*/"):
+        owners.reap(sandboxes)
+
+
+def incarnation(store: Store) -> int:
+    """The number of times that the run was taken up again."""
+    return len(store.lineage().forks) - 1
+
+
+@contextmanager
+def held(folder: RunFolder) -> Iterator[None]:
+    """Hold the folder against a second conductor; the kernel lets go of it when this process ends.
+
+    Raises:
+        ConfigError: another process works in it.
+    """
+    if not folder.path.is_dir():
+        raise ConfigError(f"{folder.path} is no run folder: there is none of that name")
+    file = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            by = os.read(file, 32).decode(errors="replace").strip() or "another process"
+            raise ConfigError(
+                f"{folder.path} is running (process {by}): wait for it, or end it with Ctrl-C"
+            ) from error
+        os.ftruncate(file, 0)
+        os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(file)
