@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,13 @@ def evaluate(
     """Evaluate the newest checkpoint of a run, sampled and greedy."""
     from rich.console import Console
 
+    from rollwright.errors import MissingExtra
     from rollwright.run.conductor import evaluate_run
+    from rollwright.run.folder import RunFolder
+    from rollwright.run.preflight import evaluation
 
-    raise typer.Exit(evaluate_run(run, list(overrides or []), Console()))
+    sets = list(overrides or [])
+    evaluation(RunFolder(run).load(), sets)  # before torch is imported, which takes seconds
+    if find_spec("torch") is None:
+        raise MissingExtra("an evaluation", "torch")
+    raise typer.Exit(evaluate_run(run, sets, Console()))

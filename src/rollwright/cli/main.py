@@ -23,7 +23,7 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except RollwrightError as error:
-            typer.echo(f"rollwright: {error}", err=True)
+            typer.echo(f"rollwright: {' '.join(str(error).split())}", err=True)
             raise typer.Exit(2) from error
 
 
@@ -52,10 +52,11 @@ def _options(
 
 
 def _register() -> None:
-    from rollwright.cli import evaluate, train
+    from rollwright.cli import configuration, evaluate, train
 
     app.command("train")(train.train)
     app.command("eval")(evaluate.evaluate)
+    app.command("config")(configuration.configuration)
 
 
 _register()

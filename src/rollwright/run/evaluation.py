@@ -13,14 +13,13 @@ import torch
 
 from rollwright.buffer.memory import MemoryStore
 from rollwright.clock import Clock
-from rollwright.config import override
 from rollwright.errors import ConfigError
 from rollwright.events import Evaluated, EventLog
 from rollwright.pool.base import WorkKind
 from rollwright.run.folder import RunFolder
 from rollwright.run.leases import leased
 from rollwright.run.parts import build
-from rollwright.run.preflight import taskset
+from rollwright.run.preflight import evaluation, taskset
 from rollwright.run.rollout_side import opened
 from rollwright.run.stop import Stop
 from rollwright.trainer.torch_trainer import TorchTrainer
@@ -38,12 +37,17 @@ def evaluate(folder: RunFolder, overrides: list[str], clock: Clock) -> list[Eval
 
 
 async def _evaluate(folder: RunFolder, overrides: list[str], clock: Clock) -> list[Evaluated]:
+    config = evaluation(folder.load(), overrides)
+    if not folder.store.is_file():
+        raise ConfigError(
+            f"{folder.path}: no checkpoint: {folder.store.name} is missing (a run with queue.type = 'memory' "
+            "keeps none, one that never started has none)"
+        )
     parts = build(folder, clock)
     last = parts.store.last_commit()
     parts.store.close()
     if last is None:
         raise ConfigError(f"{folder.path}: no checkpoint: the warm start did not finish")
-    config = override(parts.config, overrides)
     # The tokenizer stays that of the run: other tasks are asked in the words that the policy knows.
     parts = replace(
         parts,

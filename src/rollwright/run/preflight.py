@@ -1,16 +1,31 @@
 """What is wrong with a configuration beyond what its fields can say, found before any process starts.
 
-Role: contradictions between parts that show only once the parts exist. Neighbours: the conductor asks
-first. Invariant: torch-free and quick; a run that would fail after minutes for these reasons fails here in
-one line.
+Role: contradictions between parts that show only once the parts exist, and what this machine hasn't room
+for. Neighbours: the conductor and `rollwright config` ask first. Invariant: torch-free and quick; nothing
+is written; a run that would fail after minutes for these reasons fails here in one line.
 """
 
 from __future__ import annotations
 
-from rollwright.config import RunConfig
-from rollwright.errors import ConfigError
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rollwright.config import RunConfig, override, parsed
+from rollwright.errors import ConfigError, SandboxUnavailable
 from rollwright.plugins import buildable
+from rollwright.run.derived import Derived, derive, human
+from rollwright.sandbox.base import SandboxProvider
+from rollwright.sandbox.config import ProcessSandbox
 from rollwright.tasks.base import TaskSet
+from rollwright.tools.registry import ToolRegistry
+
+MEASURED_BY = ("tasks", "agent", "engine", "evaluation", "reward", "sandbox", "seed", "imports")
+"""Branches that an evaluation of a finished run hangs on; of `rollout` the keys below."""
+MEASURED_BY_ROLLOUT = ("grace_seconds", "max_attempts", "reward_seconds", "sandbox_seconds", "success")
 
 
 def taskset(config: RunConfig) -> TaskSet:
@@ -29,11 +44,15 @@ def taskset(config: RunConfig) -> TaskSet:
     return tasks
 
 
-def check(config: RunConfig) -> None:
-    """Refuse a training run that would fail after minutes.
+def check(config: RunConfig, at: Path | None = None) -> Derived:
+    """Refuse a training run that would fail after minutes; what follows from the configuration. `at` is the
+    folder of a run that goes on: what it holds already needs no room.
 
     Raises:
-        ConfigError: rows that don't fit, too few held-out tasks, or a warm start without demonstrations.
+        ConfigError: rows that don't fit, too few held-out tasks, a warm start without demonstrations, too
+            few sandboxes, a folder that cannot be written, or too little room on its disk.
+        SandboxUnavailable: this kernel has no walls, and `unsafe` was not said.
+        PluginError: a part or a tool that doesn't exist.
     """
     tasks = taskset(config)
     tasks.task("heldout", config.evaluation.tasks - 1)
@@ -42,3 +61,127 @@ def check(config: RunConfig) -> None:
             f"tasks '{tasks.name}' have no scripted demonstrations, and warmstart.steps = "
             f"{config.warmstart.steps}: set warmstart.steps = 0"
         )
+    for branch in ("engine", "agent", "reward", "algorithm"):
+        buildable(getattr(config, branch), branch)
+    ToolRegistry.installed().specs(tasks.task("train", 0).tools)
+    derived = derive(config, tasks)
+    if derived.prompt_tokens >= derived.row_tokens:
+        raise ConfigError(
+            f"tasks '{tasks.name}': the first prompt has {derived.prompt_tokens} tokens, rows may have "
+            f"{derived.row_tokens}: nothing is left to say; raise the tasks' limits (max_tokens)"
+        )
+    sandboxes(config)
+    writable(at or Path(config.folder))
+    room(derived, at or Path(config.folder), held=_size(at) if at else 0)
+    return derived
+
+
+def sandboxes(config: RunConfig) -> None:
+    """Refuse more rollouts at once than sandboxes may live, and a backend that cannot work here.
+
+    Raises:
+        ConfigError, SandboxUnavailable
+    """
+    part = config.sandbox
+    if isinstance(part, ProcessSandbox) and not part.unsafe:
+        from rollwright.sandbox.local import no_isolation
+
+        raise SandboxUnavailable(no_isolation())
+    provider: SandboxProvider = buildable(part, "sandbox").build(Path(config.folder))  # makes nothing yet
+    wanted = max(config.rollout.concurrency, config.evaluation.concurrency)
+    if provider.capacity < wanted:
+        raise ConfigError(
+            f"{wanted} rollouts at once (rollout.concurrency, evaluation.concurrency) need as many "
+            f"sandboxes, only {provider.capacity} may live: raise sandbox.max_live"
+        )
+
+
+def writable(folder: Path) -> None:
+    """Refuse a folder in which nothing can be made; nothing stays there.
+
+    Raises:
+        ConfigError: it or what is above it is no folder, or may not be written.
+    """
+    place = nearest(folder)
+    why = "" if place.is_dir() else f"{place} is a file"
+    if not why:
+        try:
+            with tempfile.TemporaryFile(dir=place) as file:
+                file.write(b"!")
+        except OSError as error:
+            why = error.strerror or str(error)
+    if why:
+        raise ConfigError(
+            f"folder = '{folder}': cannot write there ({why}); give another with --set folder=PATH"
+        )
+
+
+def room(derived: Derived, folder: Path, held: int = 0) -> None:
+    """Refuse where the disk of `folder` has less free than the run may need; `held` bytes of it are there
+    already.
+
+    Raises:
+        ConfigError: both figures and what to do.
+    """
+    free, needed = shutil.disk_usage(nearest(folder)).free, derived.disk_bytes - held
+    if free < needed:
+        raise ConfigError(
+            f"folder = '{folder}': the run may need {human(needed)} there (weights and checkpoints "
+            f"{human(derived.states_bytes)}, rollouts about {human(derived.records_bytes)}), {human(free)} "
+            "are free: free space, give a folder on another disk with --set folder=PATH, or make less "
+            "(model, loop.steps, loop.groups, evaluation.tasks)"
+        )
+
+
+def nearest(folder: Path) -> Path:
+    """`folder`, or what exists of its way from the root.
+
+    Raises:
+        ConfigError: no file system can hold such a name.
+    """
+    if "\0" in str(folder):
+        raise ConfigError(f"folder = {str(folder)!r}: a path cannot hold the character 0; give another")
+    place = folder.absolute()
+    while not os.path.lexists(place):
+        place = place.parent
+    return place
+
+
+def evaluation(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
+    """The configuration of an evaluation of the run that `config` made.
+
+    Raises:
+        ConfigError: as `config.override`; or an override that cannot have an effect.
+    """
+    for key in _leaves(parsed(overrides)):
+        branch, _, rest = key.partition(".")
+        if branch == "rollout":
+            idle = rest in type(config.rollout).model_fields and rest not in MEASURED_BY_ROLLOUT
+        else:
+            idle = branch in type(config).model_fields and branch not in MEASURED_BY
+        if idle:
+            raise ConfigError(
+                f"--set {key}: cannot have an effect on an evaluation, which takes the policy as it was "
+                f"trained: leave it out (what has one: {', '.join(MEASURED_BY)} and "
+                f"{', '.join(f'rollout.{name}' for name in MEASURED_BY_ROLLOUT)})"
+            )
+    return override(config, overrides)
+
+
+def _leaves(tree: dict[str, Any], above: str = "") -> Iterator[str]:
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{above}{key}.")
+        else:
+            yield above + key
+
+
+def _size(folder: Path) -> int:
+    """Bytes of the files below `folder`."""
+    sizes = 0
+    for path in folder.rglob("*"):
+        try:
+            sizes += path.lstat().st_size
+        except OSError:  # it went meanwhile
+            continue
+    return sizes

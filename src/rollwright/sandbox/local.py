@@ -213,10 +213,7 @@ class ProcessProvider(_LocalProvider):
 
     def _refuse(self) -> None:
         if not self._unsafe:
-            raise SandboxUnavailable(
-                "the backend 'process' runs agent code without isolation: it can read your files and use "
-                f"your network. {_UNSAFE} if that is what you want"
-            )
+            raise SandboxUnavailable(no_isolation())
 
 
 def no_landlock() -> str:
@@ -224,4 +221,12 @@ def no_landlock() -> str:
     return (
         "this kernel has no Landlock (Linux ≥ 5.13 with landlock in its list of security modules), so agent "
         f"code cannot be kept from your files and network. {_UNSAFE} to run it all the same"
+    )
+
+
+def no_isolation() -> str:
+    """What to tell a person who chose bare processes without saying so."""
+    return (
+        "the backend 'process' runs agent code without isolation: it can read your files and use "
+        f"your network. {_UNSAFE} if that is what you want"
     )
