@@ -21,9 +21,9 @@ from rollwright.clock import SystemClock
 from rollwright.config import load
 from rollwright.events import Evaluated, StepEnded, read_events
 from rollwright.monitor.figures import Figures
+from rollwright.run.begin import begin
 from rollwright.run.conductor import WorkerFailed, supervise
 from rollwright.run.evaluation import evaluate
-from rollwright.run.begin import begin
 from rollwright.run.folder import RunFolder
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -102,6 +102,9 @@ class Queue(Protocol):
                 incarnation.
         """
 
+    def commits(self) -> list[Commit]:
+        """Every commit, oldest first."""
+
     def last_commit(self) -> Commit | None:
         """The newest commit: where to resume."""
 
@@ -120,6 +123,9 @@ class Ledger(Protocol):
 
     def find(self, rollout: str) -> Entry | None:
         """One rollout's line."""
+
+    def entries(self) -> list[Entry]:
+        """Every rollout's line, in the order in which they were started."""
 
     def newest(self, limit: int) -> list[Identity]:
         """The last `limit` started rollouts, newest first."""

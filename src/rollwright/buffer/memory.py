@@ -29,6 +29,7 @@ class MemoryStore:
         self._waiting: list[Queued] = []
         self._newest = 0
         self._last: Commit | None = None
+        self._commits: list[Commit] = []
         self._late: list[Drop] = []
         self._lineage = Lineage(run=run, policy=policy)
 
@@ -90,6 +91,11 @@ class MemoryStore:
             self._end(kept.dropped)
             self._waiting = [queued for queued in self._waiting if queued.position > kept.position]
             self._last = kept
+            self._commits.append(kept)
+
+    def commits(self) -> list[Commit]:
+        with self._lock:
+            return list(self._commits)
 
     def last_commit(self) -> Commit | None:
         return self._last
@@ -101,6 +107,10 @@ class MemoryStore:
 
     def find(self, rollout: str) -> Entry | None:
         return self._entries.get(rollout)
+
+    def entries(self) -> list[Entry]:
+        with self._lock:
+            return list(self._entries.values())
 
     def newest(self, limit: int) -> list[Identity]:
         with self._lock:

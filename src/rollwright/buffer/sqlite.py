@@ -29,6 +29,10 @@ BUSY_SECONDS = 30.0
 CHUNK = 500
 """Rollouts asked for in one SELECT; SQLite's own limit is 32,766 parameters."""
 
+_ENTRY = (
+    "SELECT s.identity, d.state, d.reason, d.version, d.uses FROM started s JOIN disposition d USING (rollout)"
+)
+
 
 class SqliteStore:
     """The store at `path`, made if there is none; at most `capacity` groups behind the consumed position.
@@ -140,6 +144,11 @@ class SqliteStore:
                 (kept.position, version, kept.checkpoint, encode(kept), wall),
             )
 
+    def commits(self) -> list[Commit]:
+        with self._reading():
+            found = self._db.execute("SELECT record FROM commits ORDER BY n").fetchall()
+        return [decode(Commit, record) for (record,) in found]
+
     def last_commit(self) -> Commit | None:
         with self._reading():
             return self._last()
@@ -161,22 +170,14 @@ class SqliteStore:
         return Counts(started=started, by=dict(by))
 
     def find(self, rollout: str) -> Entry | None:
-        query = (
-            "SELECT s.identity, d.state, d.reason, d.version, d.uses FROM started s "
-            "JOIN disposition d USING (rollout) WHERE rollout = ?"
-        )
         with self._reading():
-            found = self._db.execute(query, (rollout,)).fetchone()
-        if found is None:
-            return None
-        identity, state, reason, version, uses = found
-        return Entry(
-            identity=decode(Identity, identity),
-            disposition=Disposition(state),
-            reason=reason,
-            version=version,
-            uses=uses,
-        )
+            found = self._db.execute(f"{_ENTRY} WHERE rollout = ?", (rollout,)).fetchone()
+        return _entry(found) if found else None
+
+    def entries(self) -> list[Entry]:
+        with self._reading():
+            found = self._db.execute(f"{_ENTRY} ORDER BY s.n").fetchall()
+        return [_entry(row) for row in found]
 
     def newest(self, limit: int) -> list[Identity]:
         with self._reading():
@@ -292,3 +293,14 @@ class SqliteStore:
             "INSERT INTO late (rollout, state, reason, wall) VALUES (?, ?, ?, ?)",
             [(drop.rollout, drop.disposition.value, drop.reason, wall) for drop in drops],
         )
+
+
+def _entry(row: tuple[bytes, str, str, str, int]) -> Entry:
+    identity, state, reason, version, uses = row
+    return Entry(
+        identity=decode(Identity, identity),
+        disposition=Disposition(state),
+        reason=reason,
+        version=version,
+        uses=uses,
+    )

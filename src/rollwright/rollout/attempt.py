@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -49,6 +49,8 @@ class Attempts:
     config: RolloutConfig
     archive: Archive
     seed: int
+    present: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Entered while a rollout is under way."""
     _told: set[str] = field(default_factory=set)
     """Kinds of error that were noted already."""
     _closing: set[asyncio.Future[None]] = field(default_factory=set)
@@ -68,7 +70,8 @@ class Attempts:
         book.start(identity)
         began, wall, draft = self.clock.now(), self.clock.wall(), Draft()
         try:
-            scored = await self._work(task, identity, sampling, trace, window, draft)
+            with self.present():
+                scored = await self._work(task, identity, sampling, trace, window, draft)
         except (Exception, asyncio.CancelledError) as error:  # boundary: one bad rollout voids itself only
             outcome = outcome_of(error, window)
             text = f"{type(error).__name__}: {error}"

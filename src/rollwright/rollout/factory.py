@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import nullcontext
 
 from msgspec.structs import replace
 
@@ -26,6 +27,7 @@ from rollwright.rollout.base import FactoryStats, GroupReport
 from rollwright.rollout.config import RolloutConfig
 from rollwright.rollout.deadlines import Window
 from rollwright.rollout.groups import Book, mean, no_signal
+from rollwright.rollout.rounds import Rounds
 from rollwright.rollout.tally import Tally
 from rollwright.sandbox.base import SandboxProvider
 from rollwright.tasks.base import Split, TaskSet
@@ -79,6 +81,7 @@ class RolloutFactory:
             config=config,
             archive=archive,
             seed=seed,
+            present=engine.present if isinstance(engine, Rounds) else nullcontext,
         )
 
     def stats(self) -> FactoryStats:

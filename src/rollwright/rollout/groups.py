@@ -20,10 +20,15 @@ EQUAL = 1e-9
 """Rewards that differ by no more than this are equal."""
 
 
+def number_of(group: str) -> int:
+    """The task number in the id of a training group; -1 for any other id."""
+    found = _GROUP.fullmatch(group)
+    return int(found[1]) if found else -1
+
+
 def next_number(started: Sequence[Identity]) -> int:
     """The task number after the largest one among the training groups of `started`; 0 where there is none."""
-    found = (_GROUP.fullmatch(each.group) for each in started if each.job == "train")
-    return max((int(match[1]) + 1 for match in found if match), default=0)
+    return 1 + max((number_of(each.group) for each in started if each.job == "train"), default=-1)
 
 
 class Book:

@@ -13,7 +13,7 @@ from rollwright.pool.base import WorkKind
 from rollwright.run.folder import RunFolder
 from rollwright.run.leases import leased
 from rollwright.run.parts import build
-from rollwright.run.rollout_side import opened
+from rollwright.run.rollout_side import measured, opened
 from rollwright.run.stop import Stop
 from rollwright.run.trainer_side import TrainerSide
 from rollwright.weights.in_process import InProcessChannel
@@ -28,14 +28,16 @@ async def work(folder: RunFolder, events: EventLog, stop: Stop) -> None:
         lease = leases[WorkKind.TRAINING]
         trainer = TrainerSide(parts, channel, events, lease)
         await trainer.open()
-        async with opened(parts, channel, trainer.trainer.decoder, events, leases, "coupled") as rollouts:
+        async with opened(
+            parts, channel, trainer.trainer.decoder, events, leases, "coupled", rounds=True
+        ) as rollouts:
             if lease.revoked:
                 return
             await rollouts.first_weights()
-            if trainer.step == 0:
+            if not measured(folder, "before"):
                 await rollouts.evaluate("before")
             while trainer.step < parts.config.loop.steps and not lease.revoked:
-                await rollouts.produce(parts.config.loop.groups)
+                await rollouts.fill(parts.config.loop.groups)
                 groups = await trainer.batch()
                 if groups is None:
                     break

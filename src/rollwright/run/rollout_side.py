@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 
 from rollwright.buffer.base import Drop, put_when_room
@@ -32,7 +32,8 @@ from rollwright.plugins import buildable
 from rollwright.pool.base import Lease, WorkKind
 from rollwright.rollout.base import GroupReport
 from rollwright.rollout.factory import RolloutFactory
-from rollwright.rollout.groups import next_number
+from rollwright.rollout.groups import next_number, number_of
+from rollwright.rollout.rounds import Rounds
 from rollwright.run.begin import incarnation
 from rollwright.run.folder import RunFolder
 from rollwright.run.leases import leased
@@ -112,37 +113,50 @@ class RolloutSide:
                 await self.take(ref)
             await self.parts.clock.sleep(POLL_SECONDS)
 
-    async def produce(self, wanted: int | None = None) -> int:
-        """Make groups and queue those with signal until `wanted` are queued (None: until cancelled);
-        returns how many."""
+    async def produce(self) -> None:
+        """Make groups and queue those with signal, each as soon as it is done, until cancelled or revoked."""
+        async with aclosing(self._made(self.numbers)) as reports:
+            async for report in reports:
+                await self._queue(report)
+
+    async def fill(self, wanted: int) -> None:
+        """Make groups until `wanted` with signal are queued, or the lease is revoked. They are queued in the
+        order of their tasks, however long each took, so that a run repeats."""
         kept = 0
-        while wanted is None or kept < wanted:
-            if self.lease.revoked:
-                break
-            numbers = self.numbers if wanted is None else itertools.islice(self.numbers, wanted - kept)
-            async with aclosing(self.factory.groups(numbers, prefix=self._prefix())) as reports:
-                async for report in reports:
-                    warning = self.signal.check(self.factory.stats())
-                    if warning:
-                        self.events.emit(Noted(level="warning", text=warning))
-                    kept += await self._queue(report)
-        return kept
+        while kept < wanted and not self.lease.revoked:
+            waiting: list[GroupReport] = []
+            try:
+                async with aclosing(self._made(itertools.islice(self.numbers, wanted - kept))) as reports:
+                    async for report in reports:
+                        waiting.append(report)
+                waiting = [report for report in waiting if report.group is not None]
+                waiting.sort(key=lambda report: number_of(report.group.id if report.group else ""))
+                while waiting:
+                    await self._queue(waiting.pop(0))
+                    kept += 1
+            finally:
+                left = [m for report in waiting if report.group for m in report.group.members]
+                self._surplus([member.rollout.identity.rollout for member in left])
 
-    def _prefix(self) -> str:
-        """Group ids of a resumed run never repeat those of the run before."""
-        return f"{self.incarnation}-g"
+    async def _made(self, numbers: Iterator[int]) -> AsyncGenerator[GroupReport, None]:
+        """Groups of the tasks `numbers`; their ids never repeat those of an earlier incarnation."""
+        async with aclosing(self.factory.groups(numbers, prefix=f"{self.incarnation}-g")) as reports:
+            async for report in reports:
+                warning = self.signal.check(self.factory.stats())
+                if warning:
+                    self.events.emit(Noted(level="warning", text=warning))
+                yield report
 
-    async def _queue(self, report: GroupReport) -> bool:
+    async def _queue(self, report: GroupReport) -> None:
         """Put a group that was kept into the queue, waiting for room."""
         if report.group is None:
-            return False
+            return
         wait = self.parts.config.loop.group_wait
         try:
             await put_when_room(self.parts.store, report.group, self.parts.clock, wait)
         except (DeadlineExceeded, asyncio.CancelledError):
             self._surplus([m.rollout.identity.rollout for m in report.group.members])
             raise
-        return True
 
     def _surplus(self, rollouts: list[str]) -> None:
         self.parts.store.drop(
@@ -225,15 +239,24 @@ def _example(tasks: list[Task], scored: list[Scored]) -> str:
 
 @asynccontextmanager
 async def opened(
-    parts: Parts, channel: WeightChannel, decoder: Decoder, events: EventLog, leases: Leases, process: str
+    parts: Parts,
+    channel: WeightChannel,
+    decoder: Decoder,
+    events: EventLog,
+    leases: Leases,
+    process: str,
+    *,
+    rounds: bool = False,
 ) -> AsyncIterator[RolloutSide]:
-    """A rollout side with its engine and sandboxes running; everything is closed on the way out."""
+    """A rollout side with its engine and sandboxes running; everything is closed on the way out. In `rounds`
+    it repeats exactly."""
     config, clock = parts.config, parts.clock
     async with AsyncExitStack() as stack:
         version = parts.store.lineage().version(0)
         engine = buildable(config.engine, "engine").build(
             decoder=decoder, version=version, clock=clock, events=events, lease=leases[WorkKind.SAMPLING]
         )
+        engine = Rounds(engine) if rounds else engine
         sandboxes = await _sandboxes(parts, leases[WorkKind.SANDBOX], process, stack)
         graders = await _sandboxes(parts, leases[WorkKind.SANDBOX], f"{process}-grader", stack)
         await engine.start()
@@ -301,7 +324,7 @@ async def work(folder: RunFolder, events: EventLog, stop: Stop) -> None:
         await side.first_weights()
         if side.lease.revoked:
             return
-        if not _measured(folder, "before"):
+        if not measured(folder, "before"):
             await side.evaluate("before")
         producing = asyncio.create_task(side.produce())
         following = asyncio.create_task(side.follow(parts.config.loop.steps))
@@ -316,7 +339,7 @@ async def work(folder: RunFolder, events: EventLog, stop: Stop) -> None:
     parts.close()
 
 
-def _measured(folder: RunFolder, label: str) -> bool:
+def measured(folder: RunFolder, label: str) -> bool:
     """Whether an earlier incarnation has evaluated this already."""
     return any(
         isinstance(logged.event, Evaluated) and (logged.event.label, logged.event.mode) == (label, "greedy")
