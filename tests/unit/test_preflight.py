@@ -229,7 +229,8 @@ def test_the_command_refuses_what_train_refuses() -> None:
 
 
 def test_a_tool_that_is_not_installed_is_refused(tmp_path: Path) -> None:
-    task = '{"id": "ID", "set": "s", "messages": [{"role": "user", "content": "ID?"}], "tools": ["sqll"], "checks": [{"kind": "answer_equals", "expected": "1"}]}\n'
+    task = '{"id": "ID", "set": "s", "messages": [{"role": "user", "content": "ID?"}], "tools": ["sqll"], '
+    task += '"checks": [{"kind": "answer_equals", "expected": "1"}]}\n'
     for split in ("train", "heldout"):
         (tmp_path / split).write_text(task.replace("ID", split))
     sets = ["tasks.type=jsonl", "warmstart.steps=0", "evaluation.tasks=1"]

@@ -52,11 +52,12 @@ def _options(
 
 
 def _register() -> None:
-    from rollwright.cli import configuration, evaluate, train
+    from rollwright.cli import configuration, doctor, evaluate, train
 
     app.command("train")(train.train)
     app.command("eval")(evaluate.evaluate)
     app.command("config")(configuration.configuration)
+    app.command("doctor")(doctor.doctor)
 
 
 _register()
