@@ -59,6 +59,8 @@ def toml(value: object) -> str:
             return "[" + ", ".join(toml(each) for each in value) + "]"
         case int() | float():
             return repr(value)
+        case dict():
+            return json.dumps(value)
     return json.dumps(str(value), ensure_ascii=False)
 
 
@@ -67,6 +69,8 @@ def kind(annotation: Any) -> str:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return ", ".join(f"`{toml(each)}`" for each in arguments)
+    if origin is dict:
+        return "table"
     if origin is tuple and arguments[-1:] == (...,):
         return f"list of {kind(arguments[0])}"
     if origin is tuple:

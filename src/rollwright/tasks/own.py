@@ -149,7 +149,7 @@ class OwnTaskSet:
             task = self.task("heldout", number)
             if task.messages in asked:
                 raise self._error(
-                    f"asks {task.messages[-1].content!r} in both splits: the key must follow from the question"
+                    f"asks {task.messages[-1].content!r} in both splits: the key must follow from `ask`"
                 )
             self.demonstrate(task, number)
 

@@ -1,9 +1,9 @@
 """The text pieces of a small tokenizer, read from what sample tasks say.
 
-Role: what `own` and others give as `TaskSet.pieces` when nobody names them. Neighbours: `own`. Invariants: the
-same samples give the same pieces, in the same order; a piece occurs in the samples, so a model has seen it;
-what varies from sample to sample is never glued to what stands beside it, so a name is written with the same
-pieces wherever it stands.
+Role: what `own` and `gym` give as `TaskSet.pieces`, where nobody names them. Neighbours: those two.
+Invariants: the same samples give the same pieces, in the same order; a piece occurs in the samples, so a
+model has seen it; what varies from sample to sample is never glued to what stands beside it, so a name is
+written with the same pieces wherever it stands.
 """
 
 from __future__ import annotations

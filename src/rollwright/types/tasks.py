@@ -178,6 +178,15 @@ class VariableExists(Check, frozen=True, kw_only=True, tag="variable_exists"):
     type: str | None = None
 
 
+class ScoredBy(Check, frozen=True, kw_only=True, tag="scored_by"):
+    """meaning: the scorer registered as `scorer` (entry-point group `rollwright.scorers`) gives the final
+    answer at least `at_least`; `arguments` are the scorer's own."""
+
+    scorer: str
+    arguments: dict[str, Json] = msgspec.field(default_factory=dict)
+    at_least: float = 1.0
+
+
 class TwinReplay(Check, frozen=True, kw_only=True, tag="twin_replay"):
     """meaning: the same calls, replayed on a second instance, lead to that instance's answer.
 
@@ -201,6 +210,7 @@ AnyCheck = (
     | SqlResult
     | ValuesSeen
     | VariableExists
+    | ScoredBy
     | TwinReplay
 )
 
