@@ -1,5 +1,6 @@
 """Every engine passes the suite of the engine seam."""
 
+import dataclasses
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -10,6 +11,7 @@ from rollwright.engine.config import EmbeddedConfig
 from rollwright.events import NullSink
 from rollwright.model.config import ModelConfig
 from rollwright.model.decoder import Decoder
+from rollwright.rollout.rounds import Rounds
 from rollwright.testing.engines import CHECKS, Make, Subject
 from rollwright.testing.scripted_engine import WEIGHTS, ScriptedEngine
 from rollwright.types import PolicyVersion
@@ -45,6 +47,11 @@ def scripted() -> Subject:
     return Subject(engine, VOCAB, CONTEXT, VERSION, {WEIGHTS: counting(3)})
 
 
+def in_rounds() -> Subject:
+    subject = embedded()
+    return dataclasses.replace(subject, engine=Rounds(subject.engine))
+
+
 MAKERS: dict[str, Make] = {
     "scripted": scripted,
     "embedded": embedded,
@@ -52,6 +59,7 @@ MAKERS: dict[str, Make] = {
         max_batch=1, kv_tokens=60, prefill_tokens=3
     ),
     "embedded, three rows, chunks of one": lambda: embedded(max_batch=3, prefill_tokens=1),
+    "embedded, in rounds": in_rounds,
 }
 
 

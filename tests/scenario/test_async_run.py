@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from small_run import GROUPS, SIZE, STEPS, processes_of, start
 
 from rollwright.buffer.sqlite import SqliteStore
 from rollwright.clock import SystemClock
@@ -17,48 +18,6 @@ from rollwright.errors import RollwrightError
 from rollwright.events import Evaluated, Metrics, RolloutEnded, StepEnded, WeightsPushed, read_events
 from rollwright.guard.audit import verify
 from rollwright.types import Disposition
-
-SMALL = """
-mode = "async"
-[tasks]
-hops = 1
-people = 4
-habits.table = 0.4
-limits.max_tokens = 128
-[model]
-dim = 128
-layers = 2
-kv_heads = 2
-ffn = 256
-context = 128
-rope_theta = 100.0
-[warmstart]
-steps = 120
-batch = 16
-[trainer]
-sft_lr = 3e-3
-[rollout]
-concurrency = 32
-[loop]
-steps = 6
-groups = 4
-[evaluation]
-tasks = 24
-"""
-STEPS, GROUPS, SIZE = 6, 4, 8
-
-
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    (folder / "small.toml").write_text(SMALL)
-    command = [sys.executable, "-m", "rollwright.cli.main", "train", "small.toml", *arguments]
-    return subprocess.Popen(
-        command,
-        cwd=folder,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
 
 
 def watch(process: subprocess.Popen[str], database: Path) -> int:
@@ -76,20 +35,6 @@ def watch(process: subprocess.Popen[str], database: Path) -> int:
             looks += 1
         SystemClock().pause(0.02)
     return looks
-
-
-def processes_of(folder: Path) -> list[str]:
-    """Command lines of live processes that work in this run folder."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except OSError:
-                continue
-            if str(folder) in line and int(entry.name) != os.getpid():
-                found.append(line)
-    return found
 
 
 @pytest.mark.timeout(240)
@@ -172,7 +117,8 @@ def test_an_interrupt_in_the_warm_start_ends_in_one_line(tmp_path: Path, mode: s
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 130, output
     assert "Traceback" not in output and "fatal" not in output
-    assert "before the first step" in output.splitlines()[-1]
+    assert "stopped in the warm start, at " in output.splitlines()[-1]
+    assert "--resume runs/run-1" in output.splitlines()[-1]
     assert not processes_of(run)
 
 
@@ -196,7 +142,7 @@ def test_a_process_ended_from_outside_ends_the_run_with_one_line(tmp_path: Path,
                 os.kill(int(entry.name), number)
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 2, output
-    told = "rollouts ended with code -9" if number == signal.SIGKILL else "told to stop"
+    told = "rollouts was killed by SIGKILL" if number == signal.SIGKILL else "told to stop"
     assert told in output.splitlines()[-1]
     assert "Traceback" not in output
     assert not processes_of(run)

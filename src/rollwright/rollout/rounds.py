@@ -18,6 +18,8 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
+from msgspec.structs import replace
+
 from rollwright.engine.base import Engine, Health, PauseMode
 from rollwright.types import Chunk, Completion, Floats, Ints, PolicyVersion, Probe, Sampling
 
@@ -32,6 +34,7 @@ class Rounds:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._present = 0
+        self._paused = False  # then requests go to the engine, which keeps them
         self._waiting: dict[str, asyncio.Future[None]] = {}
         self._playing: set[str] = set()
         self._changed = asyncio.Event()
@@ -61,9 +64,7 @@ class Rounds:
             self._player.cancel()
             await asyncio.gather(self._player, return_exceptions=True)
             self._player = None
-        for gate in self._waiting.values():  # the engine says why it takes nothing more
-            if not gate.done():
-                gate.set_result(None)
+        await self._let_in(sorted(self._waiting))  # the engine says why it takes nothing more
 
     async def generate(
         self, prompt: Ints, sampling: Sampling, *, request: str, session: str = ""
@@ -72,13 +73,11 @@ class Rounds:
         async with self._round(request):
             return await self._engine.generate(prompt, sampling, request=request, session=session)
 
-    async def stream(
+    def stream(
         self, prompt: Ints, sampling: Sampling, *, request: str, session: str = ""
     ) -> AsyncIterator[Chunk]:
-        """See `engine.base`; it begins with the next round."""
-        async with self._round(request):
-            async for chunk in self._engine.stream(prompt, sampling, request=request, session=session):
-                yield chunk
+        """See `engine.base`. It is in no round, since its reader may be slow."""
+        return self._engine.stream(prompt, sampling, request=request, session=session)
 
     async def score(self, tokens: Ints, *, temperature: float = 1.0) -> Floats:
         """See `engine.base`."""
@@ -86,15 +85,19 @@ class Rounds:
 
     async def abort(self, requests: Sequence[str]) -> None:
         """See `engine.base`."""
+        await self._let_in(requests)
         await self._engine.abort(requests)
 
     async def pause(self, mode: PauseMode = PauseMode.WAIT) -> None:
-        """See `engine.base`."""
+        """See `engine.base`; what waits for a round counts as submitted."""
+        self._paused = True
+        await self._let_in(sorted(self._waiting))
         await self._engine.pause(mode)
 
     async def resume(self) -> None:
         """See `engine.base`."""
         await self._engine.resume()
+        self._paused = False
 
     async def update(
         self, state: Mapping[str, Any], version: PolicyVersion, probe: Probe | None = None
@@ -104,13 +107,15 @@ class Rounds:
 
     async def health(self) -> Health:
         """See `engine.base`."""
-        return await self._engine.health()
+        health = await self._engine.health()
+        return replace(health, waiting=health.waiting + len(self._waiting))
 
     @asynccontextmanager
     async def _round(self, request: str) -> AsyncIterator[None]:
         """Wait for the next round, and be part of it until left."""
-        if self._player is None or request in self._waiting or request in self._playing:
-            yield  # not started, or a repeated id: the engine itself says what is wrong
+        taken = request in self._waiting or request in self._playing
+        if self._player is None or self._paused or taken:
+            yield  # for the engine to keep, or to say what is wrong
             return
         gate = self._waiting[request] = asyncio.get_running_loop().create_future()
         self._changed.set()
@@ -128,13 +133,18 @@ class Rounds:
             await self._settled()
             if self._waiting and not self._playing and len(self._waiting) >= self._present:
                 requests = sorted(self._waiting)
-                self._playing.update(requests)
-                for request in requests:  # in this order they reach the engine
-                    gate = self._waiting.pop(request)
-                    if not gate.done():
-                        gate.set_result(None)
+                await self._let_in(requests)  # in this order they reach the engine
                 continue
             await self._changed.wait()
+
+    async def _let_in(self, requests: Sequence[str]) -> None:
+        """Let those of `requests` that wait for a round reach the engine now."""
+        for request in requests:
+            gate = self._waiting.pop(request, None)
+            if gate is not None and not gate.done():
+                self._playing.add(request)
+                gate.set_result(None)
+        await asyncio.sleep(0)
 
     async def _settled(self) -> None:
         """Until nothing has changed for `SETTLED` turns of the event loop."""

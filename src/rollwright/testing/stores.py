@@ -244,6 +244,33 @@ def check_commit_without_training(make: Make) -> None:
     assert tally(store) == {"trained": 2, "no_signal": 2} and store.depth() == 0
 
 
+def check_entries(make: Make) -> None:
+    """All lines at once, in the order of the starts, and each the same as alone."""
+    store = make(4)
+    assert store.entries() == []
+    b, a = started(store, 1), started(store, 0)
+    assert store.put(a)
+    store.drop([Drop(rollout=rollouts(b)[0], disposition=Disposition.VOID, reason="lost")])
+    store.commit(consume(store, a, position=1))
+    entries = store.entries()
+    assert [entry.identity.rollout for entry in entries] == [*rollouts(b), *rollouts(a)]
+    assert entries == [store.find(entry.identity.rollout) for entry in entries]
+    assert [entry.disposition.value for entry in entries] == ["void", "running", "trained", "trained"]
+
+
+def check_history(make: Make) -> None:
+    """The newest started rollouts come first; every commit is kept, in order."""
+    store = make(4)
+    assert store.newest(5) == [] and store.commits() == []
+    a, b = started(store, 0), started(store, 1)
+    assert [identity.rollout for identity in store.newest(3)] == [*reversed(rollouts(b)), rollouts(a)[1]]
+    assert store.put(a) and store.put(b)
+    made = [consume(store, a, position=1, step=1), consume(store, b, position=2, step=2)]
+    for commit in made:
+        store.commit(commit)
+    assert store.commits() == made
+
+
 def check_reopen(make: Make) -> None:
     """After a crash what was running is void; what was queued waits on."""
     store = make(4)
@@ -285,6 +312,8 @@ CHECKS: tuple[Callable[[Make], None], ...] = (
     check_drops,
     check_commit_is_all_or_nothing,
     check_commit_without_training,
+    check_entries,
+    check_history,
     check_reopen,
     check_lineage,
 )

@@ -1,0 +1,158 @@
+"""The archive gives back what it was given, to readers of other processes too, and says what is wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from rollwright.archive.base import Trained
+from rollwright.archive.sqlite import PENDING, SqliteArchive, opened
+from rollwright.clock import SystemClock
+from rollwright.errors import SchemaError, StoreError
+from rollwright.testing.records import VERSION, make_group, make_sample
+from rollwright.types import Message, Scored, Task
+from rollwright.wire import encode
+
+TASK = Task(id="t0", set="test", messages=(Message(role="user", content="<b>?"),), tools=(), checks=())
+
+
+def members(number: int = 0) -> tuple[Scored, ...]:
+    return make_group([1.0, 0.0, None], id=f"0-g{number}").members
+
+
+def filled(path: Path) -> SqliteArchive:
+    archive = SqliteArchive(path)
+    for number in range(3):
+        for member in members(number):
+            archive.add(TASK, member)
+    archive.flush()
+    return archive
+
+
+def test_what_was_kept_comes_back_by_every_id(tmp_path: Path) -> None:
+    archive = filled(tmp_path / "a.db")
+    assert [line.rollout for line in archive.lines()] == [f"0-g{g}/{m}" for g in range(3) for m in range(3)]
+    member = members(1)[2]
+    kept = archive.kept("0-g1/2")
+    assert kept is not None and kept.task == TASK
+    assert encode(kept.scored) == encode(member)
+    line = archive.line("0-g1/0")
+    assert line is not None
+    assert (line.value, line.outcome, line.turns, line.job) == (1.0, "answered", 2, "train")
+    assert line.sampled == int(members(1)[0].rollout.rows[0].sampled.sum())
+    assert line.versions == (str(VERSION),)
+    assert [each.rollout for each in archive.of_group("0-g2")] == ["0-g2/0", "0-g2/1", "0-g2/2"]
+    assert len(archive.of_task("t0")) == len(archive.of_trace(line.trace)) == 9
+    assert len(archive.made_by(str(VERSION))) == 9
+    assert archive.kept("none") is None and archive.line("none") is None and archive.samples("none") == []
+
+
+def test_a_repeat_replaces(tmp_path: Path) -> None:
+    archive = filled(tmp_path / "a.db")
+    again = members(0)[0]
+    archive.add(replace(TASK, tags={"new": "1"}), replace(again, score=replace(again.score, value=0.25)))
+    archive.flush()
+    line = archive.line("0-g0/0")
+    assert line is not None and line.value == 0.25
+    assert len(list(archive.lines())) == 9
+
+
+def test_samples_are_kept_by_row_and_by_version(tmp_path: Path) -> None:
+    archive = filled(tmp_path / "a.db")
+    samples = [
+        make_sample(advantage=0.5, rollout="0-g0/0"),
+        make_sample(advantage=-0.5, rollout="0-g0/1"),
+        make_sample(advantage=0.25, rollout="0-g0/0"),
+    ]
+    archive.trained(VERSION.next(), samples)
+    found = archive.samples("0-g0/0")
+    assert [each.row for each in found] == [0, 1]
+    assert isinstance(found[1], Trained) and np.array_equal(found[1].advantages, samples[2].advantages)
+    assert np.array_equal(found[0].weights, samples[0].weights)
+    assert archive.trained_into(str(VERSION.next())) == [("0-g0/0", 0), ("0-g0/0", 1), ("0-g0/1", 0)]
+    assert archive.trained_into(str(VERSION)) == []
+    archive.trained(VERSION.next().next(), samples[:1])  # the step was repeated after a crash
+    assert archive.samples("0-g0/0")[0].version == str(VERSION.next().next())
+
+
+def test_a_full_buffer_is_written_without_a_flush(tmp_path: Path) -> None:
+    archive = SqliteArchive(tmp_path / "a.db")
+    for number in range(PENDING):
+        archive.add(TASK, members(number)[0])
+    other = SqliteArchive(tmp_path / "a.db")
+    assert len(list(other.lines())) == PENDING
+
+
+WRITER = """
+import sys
+sys.path.insert(0, sys.argv[2])
+from test_sqlite_archive import TASK, members
+from rollwright.archive.sqlite import SqliteArchive
+from pathlib import Path
+archive, number = SqliteArchive(Path(sys.argv[1])), 0
+while True:
+    for member in members(number):
+        archive.add(TASK, member)
+    archive.flush()
+    print(number, flush=True)
+    number += 1
+"""
+
+
+def test_what_was_flushed_survives_kill_9_of_the_writer_while_others_read(tmp_path: Path) -> None:
+    path, here = tmp_path / "a.db", str(Path(__file__).parent)
+    reader = SqliteArchive(path)
+    command = [sys.executable, "-c", WRITER, str(path), here]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        said = [int(writer.stdout.readline()) for _ in range(50)]
+        seen = len(list(reader.lines()))
+        os.kill(writer.pid, signal.SIGKILL)
+        said += [int(line) for line in writer.stdout.read().split()]
+    assert seen >= 3 * 50
+    found = {line.group for line in reader.lines()}
+    assert {f"0-g{number}" for number in said} <= found
+    assert all(len(reader.of_group(group)) == 3 for group in found)
+
+
+def test_another_schema_is_refused(tmp_path: Path) -> None:
+    filled(tmp_path / "a.db").close()
+    with sqlite3.connect(tmp_path / "a.db") as db:
+        db.execute("UPDATE meta SET version = 99")
+    with pytest.raises(SchemaError, match="schema 99"):
+        SqliteArchive(tmp_path / "a.db")
+
+
+def test_no_archive_and_no_database_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no archive"):
+        opened(tmp_path / "a.db")
+    (tmp_path / "b.db").write_text("not a database, and long enough to be taken for one" * 100)
+    with pytest.raises(StoreError, match="damaged"):
+        opened(tmp_path / "b.db")
+
+
+def test_a_closed_archive_may_be_closed_again(tmp_path: Path) -> None:
+    archive = SqliteArchive(tmp_path / "a.db")
+    archive.add(TASK, members()[0])
+    archive.close()
+    archive.close()
+    assert [line.rollout for line in opened(tmp_path / "a.db").lines()] == ["0-g0/0"]
+
+
+def test_busy_readers_do_not_stop_a_writer(tmp_path: Path) -> None:
+    archive, reader = filled(tmp_path / "a.db"), SqliteArchive(tmp_path / "a.db")
+    lines = reader.lines()
+    assert next(lines).rollout == "0-g0/0"  # a page is open
+    began = SystemClock().now()
+    archive.add(TASK, members(7)[0])
+    archive.flush()
+    assert SystemClock().now() - began < 10
+    assert reader.line("0-g7/0") is not None
