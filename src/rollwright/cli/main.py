@@ -52,10 +52,12 @@ def _options(
 
 
 def _register() -> None:
-    from rollwright.cli import configuration, doctor, evaluate, train
+    from rollwright.cli import assess, configuration, doctor, evaluate, report, train
 
     app.command("train")(train.train)
+    app.command("assess")(assess.assess)
     app.command("eval")(evaluate.evaluate)
+    app.command("report")(report.report)
     app.command("config")(configuration.configuration)
     app.command("doctor")(doctor.doctor)
 

@@ -187,7 +187,7 @@ class GymTasks:
                 return index
         raise ConfigError(
             f"tasks.dataset = '{self.config.dataset}': {MOVES} train questions in a row are held out; with "
-            "these parameters it has too few different questions: lower tasks.heldout or widen tasks.parameters"
+            "these parameters it has too few different ones: lower tasks.heldout or widen tasks.parameters"
         )
 
     @cached_property
