@@ -29,6 +29,8 @@ PENDING = 64
 """Rollouts that wait in memory before they are written."""
 BUSY_SECONDS = 30.0
 """How long a write waits for another process's write."""
+SELECTED = 200
+"""Rollouts read by one SELECT."""
 LEVEL = 1
 """Of zlib: 0.1 ms a rollout; tokens and turns shrink to about a quarter."""
 
@@ -184,9 +186,9 @@ class SqliteArchive:
         """The rollouts of a trace id."""
         return self._where("trace = ?", trace)
 
-    def made_by(self, version: str) -> list[str]:
-        """Ids of the rollouts of which `version` sampled a token."""
-        return [r for (r,) in self._rows("SELECT rollout FROM made WHERE version = ?", version)]
+    def lines_of(self, version: str) -> list[Line]:
+        """The rollouts of which `version` sampled a token."""
+        return self._where("rollout IN (SELECT rollout FROM made WHERE version = ?)", version)
 
     def kept(self, rollout: str) -> Kept | None:
         """One rollout whole."""
@@ -199,6 +201,33 @@ class SqliteArchive:
             return None
         body, task = found[0]
         return Kept(task=decode(Task, zlib.decompress(task)), scored=decode(Scored, zlib.decompress(body)))
+
+    def sizes(self) -> dict[str, int]:
+        """Stored bytes of each rollout's body."""
+        return {rollout: int(n) for rollout, n in self._rows("SELECT rollout, length(data) FROM bodies")}
+
+    def whole(self, rollouts: Sequence[str]) -> Iterator[tuple[Kept, list[Trained]]]:
+        """Rollouts whole with what the trainer took of them, in the order given; unknown ids are left
+        out."""
+        for first in range(0, len(rollouts), SELECTED):
+            part = rollouts[first : first + SELECTED]
+            marks = ",".join("?" * len(part))
+            bodies = dict(self._rows(f"SELECT rollout, data FROM bodies WHERE rollout IN ({marks})", *part))
+            samples: dict[str, list[Trained]] = {}
+            query = f"SELECT rollout, data FROM samples WHERE rollout IN ({marks}) ORDER BY rollout, row"
+            for rollout, data in self._rows(query, *part):
+                samples.setdefault(rollout, []).append(decode(Trained, zlib.decompress(data)))
+            query = (
+                "SELECT t.task, t.data FROM tasks t WHERE t.task IN "
+                f"(SELECT r.task FROM rollouts r WHERE r.rollout IN ({marks}))"
+            )
+            tasks = {task: decode(Task, zlib.decompress(data)) for task, data in self._rows(query, *part)}
+            for rollout in part:
+                if rollout not in bodies:
+                    continue
+                scored = decode(Scored, zlib.decompress(bodies[rollout]))
+                if task := tasks.get(scored.rollout.identity.task):
+                    yield Kept(task=task, scored=scored), samples.get(rollout, [])
 
     def samples(self, rollout: str) -> list[Trained]:
         """What the trainer took of a rollout, a record for each row."""

@@ -51,7 +51,7 @@ def test_what_was_kept_comes_back_by_every_id(tmp_path: Path) -> None:
     assert line.versions == (str(VERSION),)
     assert [each.rollout for each in archive.of_group("0-g2")] == ["0-g2/0", "0-g2/1", "0-g2/2"]
     assert len(archive.of_task("t0")) == len(archive.of_trace(line.trace)) == 9
-    assert len(archive.made_by(str(VERSION))) == 9
+    assert len(archive.lines_of(str(VERSION))) == 9
     assert archive.kept("none") is None and archive.line("none") is None and archive.samples("none") == []
 
 

@@ -1,0 +1,218 @@
+"""What a run was and what became of it, as tables.
+
+Role: the report's words and counts. Neighbours: `folder` gives the run, `report` sets what is here into the
+page. Invariant: what has no data says so.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+
+from rollwright import __version__
+from rollwright.archive.base import Line
+from rollwright.evals.statistics import Difference, paired_difference
+from rollwright.events import Evaluated, GroupEnded, Noted
+from rollwright.types import Outcome
+from rollwright.view.folder import RunView
+from rollwright.view.rollouts import split_of
+
+REASONS = 6
+"""Reasons shown of one disposition."""
+
+
+@dataclass(frozen=True)
+class Count:
+    """A bar: how many of how many, and the reasons where some were given."""
+
+    name: str
+    number: int
+    total: int
+    tone: str = ""
+    reasons: list[tuple[str, int]] = field(default_factory=list)
+
+    @property
+    def share(self) -> float:
+        """0 to 1."""
+        return self.number / self.total if self.total else 0.0
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One mode of evaluation: what was found under each label, and the paired gain from first to last."""
+
+    mode: str
+    found: list[tuple[str, Evaluated | None]]
+    gain: Difference | None
+    pairs: int
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something a process told."""
+
+    level: str
+    text: str
+    when: str
+
+
+def header(view: RunView) -> list[tuple[str, str]]:
+    """Facts in a line each: what, how long, which versions."""
+    figures, config = view.figures, view.config
+    steps = f"{figures.step} of {config.loop.steps}" if config else str(figures.step)
+    facts = [
+        ("mode", config.mode if config else "unknown"),
+        ("steps", steps),
+        ("took", clock(figures.seconds) if view.events else "no event was written"),
+        ("began", moment(view.events[0].wall) if view.events else "no event was written"),
+    ]
+    if view.ledger:
+        facts.append(("rollouts started", f"{view.ledger.counts.started:,}"))
+        last = view.ledger.commits[-1] if view.ledger.commits else None
+        facts.append(("last commit", str(last.version) if last else "none: nothing to resume from"))
+        if last and last.checkpoint:
+            facts.append(("checkpoint", last.checkpoint[:16]))
+        forks = view.ledger.lineage.forks
+        resumed = ", ".join(f"{number} at step {step}" for number, step in enumerate(forks))
+        facts.append(("incarnations", resumed))
+    facts.append(("rollouts kept", f"{len(view.lines):,}"))
+    return facts
+
+
+def versions() -> list[tuple[str, str]]:
+    """What this report was written with."""
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:
+        torch = "not installed"
+    return [("rollwright", __version__), ("torch", torch), ("Python", platform.python_version())]
+
+
+def clock(seconds: float) -> str:
+    """`1:02:03` or `2:03`."""
+    hours, minutes, rest = int(seconds) // 3600, int(seconds) // 60 % 60, int(seconds) % 60
+    return f"{hours}:{minutes:02d}:{rest:02d} hours" if hours else f"{minutes}:{rest:02d} minutes"
+
+
+def moment(wall: float) -> str:
+    """A wall time in UTC."""
+    return datetime.fromtimestamp(wall, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def measured(view: RunView) -> list[Measured]:
+    """The evaluations, a line for each mode; a repeated label counts with its last result."""
+    events = [e.event for e in view.events if isinstance(e.event, Evaluated)]
+    labels = list(dict.fromkeys(event.label for event in events))
+    found = {(event.mode, event.label): event for event in events}
+    lines = []
+    for mode in dict.fromkeys(event.mode for event in events):
+        gain, pairs = _gain(view, labels, mode)
+        lines.append(Measured(mode, [(label, found.get((mode, label))) for label in labels], gain, pairs))
+    return lines
+
+
+def _gain(view: RunView, labels: Sequence[str], mode: str) -> tuple[Difference | None, int]:
+    """Success of the last label minus that of the first, on the tasks that both scored."""
+    if len(labels) < 2 or view.config is None:
+        return None, 0
+    wins: list[dict[str, float]] = [{}, {}]
+    for line in view.lines:
+        for side, label in enumerate((labels[0], labels[-1])):
+            if line.value is not None and line.job == "eval" and split_of(line) == f"{label}, {mode}":
+                wins[side][line.task] = float(line.value >= view.config.rollout.success)
+    both = [task for task in wins[0] if task in wins[1]]
+    if len(both) < 2:
+        return None, len(both)
+    before, after = [wins[0][task] for task in both], [wins[1][task] for task in both]
+    return paired_difference(before, after), len(both)
+
+
+def outcomes(view: RunView) -> list[Count]:
+    """How rollouts ended."""
+    scorable = {outcome.value: outcome.scorable for outcome in Outcome}
+    by = Counter(line.outcome for line in view.lines)
+    tones = {name: "plain" if scorable.get(name) else "bad" for name in by}
+    return _counted(by, tones)
+
+
+def dispositions(view: RunView) -> list[Count]:
+    """Where started rollouts stand in the ledger, with reasons; numbers in a reason are left out."""
+    if view.ledger is None:
+        return []
+    reasons: dict[str, Counter[str]] = {}
+    for entry in view.ledger.entries.values():
+        text = re.sub(r"\S*\d\S*", "…", entry.reason)
+        reasons.setdefault(entry.disposition.value, Counter())[text] += 1
+    by = Counter({name: sum(counted.values()) for name, counted in reasons.items()})
+    tones = {"trained": "good", "evaluated": "plain", "void": "bad", "unscorable": "bad"}
+    told = {n: [(r, k) for r, k in c.most_common(REASONS) if r] for n, c in reasons.items()}
+    return _counted(by, tones, told)
+
+
+def fates(view: RunView) -> list[Count]:
+    """What became of groups."""
+    ended = [e.event for e in view.events if isinstance(e.event, GroupEnded)]
+    by = Counter("kept" if event.kept else event.reason or "dropped" for event in ended)
+    return _counted(by, {"kept": "good"})
+
+
+def calls(statuses: Counter[str]) -> list[Count]:
+    """How calls ended."""
+    return _counted(statuses, {"ok": "good"})
+
+
+def _counted(
+    by: Counter[str], tones: dict[str, str], reasons: dict[str, list[tuple[str, int]]] | None = None
+) -> list[Count]:
+    total = sum(by.values())
+    return [
+        Count(name.replace("_", " "), number, total, tones.get(name, "plain"), (reasons or {}).get(name, []))
+        for name, number in by.most_common()
+    ]
+
+
+def notes(view: RunView) -> list[Note]:
+    """What the processes told, oldest first."""
+    return [
+        Note(each.event.level, each.event.text, moment(each.wall))
+        for each in view.events
+        if isinstance(each.event, Noted)
+    ]
+
+
+def examples(view: RunView) -> list[tuple[str, Line]]:
+    """Rollouts worth a look: a success, a failure, one that could not be scored; the longest of the latest
+    evaluation or, without one, of training."""
+    success = view.config.rollout.success if view.config else 1.0
+    kinds: dict[str, list[Line]] = {"a success": [], "a failure": [], "one without a score": []}
+    for line in view.lines:
+        value = _value(line)
+        which = "one without a score" if value is None else "a success" if value >= success else "a failure"
+        kinds[which].append(line)
+    latest: dict[str, float] = {}
+    for line in view.lines:
+        latest[split_of(line)] = line.wall
+    preferred = max((s for s in latest if s.endswith("sampled")), key=lambda s: latest[s], default="train")
+    found = []
+    for name, fitting in kinds.items():
+        # At the end of every run some are cancelled: that shows nothing.
+        lines = [line for line in fitting if line.outcome != Outcome.CANCELLED.value] or fitting
+        lines = [line for line in lines if split_of(line) == preferred] or lines
+        if lines:
+            found.append((name, _middling(lines)))
+    return found
+
+
+def _middling(lines: Iterable[Line]) -> Line:
+    """The first with the most turns among those of at most 6, so that it can be shown."""
+    return max(lines, key=lambda line: line.turns if line.turns <= 6 else -line.turns)
+
+
+def _value(line: Line) -> float | None:
+    return line.value if line.value is not None and math.isfinite(line.value) else None
