@@ -218,14 +218,16 @@ def load(paths: Sequence[Path], overrides: Sequence[str] = ()) -> RunConfig:
             overlay = tomllib.loads(path.read_text())
         except FileNotFoundError as error:
             near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.toml")], n=1)
-            hint = f"; did you mean {path.parent / near[0]}?" if near else ""
-            raise ConfigError(f"{path}: no such file{hint}") from error
+            hint = f"did you mean {path.parent / near[0]}?" if near else "give the path of a TOML file"
+            raise ConfigError(f"{path}: no such file; {hint}") from error
         except IsADirectoryError as error:
             raise ConfigError(f"{path}: is a folder; give a TOML file in it") from error
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: cannot be read as text ({error})") from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path}: is not text in UTF-8; give a TOML file") from error
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read ({error.strerror}); give a TOML file") from error
         except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"{path}: not TOML: {error}") from error
+            raise ConfigError(f"{path}: not TOML: {error}; mend that place") from error
         folders += _imports(overlay, path.parent)
         _overlay(tree, overlay)
     flags = parsed(overrides)

@@ -127,5 +127,5 @@ def buildable(part: Any, branch: str) -> Any:
         ConfigError: a plug-in whose configuration class has no `build`.
     """
     if not callable(getattr(part, "build", None)):
-        raise ConfigError(f"{branch}: {type(part).__name__} has no method 'build'")
+        raise ConfigError(f"{branch}: {type(part).__name__} has no method 'build'; give its class one")
     return part

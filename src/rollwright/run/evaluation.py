@@ -9,21 +9,18 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-import torch
-
+from rollwright.blobs.folder import FolderBlobs
+from rollwright.buffer.base import Commit
 from rollwright.buffer.memory import MemoryStore
 from rollwright.clock import Clock
+from rollwright.config import RunConfig
 from rollwright.errors import ConfigError
 from rollwright.events import Evaluated, EventLog
 from rollwright.pool.base import WorkKind
 from rollwright.run.folder import RunFolder
 from rollwright.run.leases import leased
-from rollwright.run.parts import build
 from rollwright.run.preflight import evaluation, taskset
-from rollwright.run.rollout_side import opened
 from rollwright.run.stop import Stop
-from rollwright.trainer.torch_trainer import TorchTrainer
-from rollwright.weights.in_process import InProcessChannel
 
 
 def evaluate(folder: RunFolder, overrides: list[str], clock: Clock) -> list[Evaluated]:
@@ -31,23 +28,53 @@ def evaluate(folder: RunFolder, overrides: list[str], clock: Clock) -> list[Eval
 
     Raises:
         ConfigError: no run folder, nothing committed yet, or a wrong override.
+        StoreError, SchemaError: what the run left is damaged, or of another version.
     """
-    torch.set_num_threads(1)
-    return asyncio.run(_evaluate(folder, overrides, clock))
+    run = folder.load()
+    config = evaluation(run, overrides)
+    commit, state = newest(folder, run, clock)
+    return asyncio.run(_evaluate(folder, config, commit, state, clock))
 
 
-async def _evaluate(folder: RunFolder, overrides: list[str], clock: Clock) -> list[Evaluated]:
-    config = evaluation(folder.load(), overrides)
+def newest(folder: RunFolder, config: RunConfig, clock: Clock) -> tuple[Commit, bytes]:
+    """The last commit of the run in `folder`, and the trainer's state that it holds.
+
+    Raises:
+        ConfigError: there is none.
+        StoreError, SchemaError: as the store and the blobs say it.
+    """
     if not folder.store.is_file():
         raise ConfigError(
-            f"{folder.path}: no checkpoint: {folder.store.name} is missing (a run with queue.type = 'memory' "
-            "keeps none, one that never started has none)"
+            f"{folder.path}: no checkpoint: {folder.store.name} is missing (queue.type = 'memory' keeps "
+            "none): give the folder of a run with queue.type = 'sqlite'"
         )
-    parts = build(folder, clock)
-    last = parts.store.last_commit()
-    parts.store.close()
+    store = config.queue.build(folder.store, clock, run=folder.id)
+    try:
+        last = store.last_commit()
+    finally:
+        store.close()
     if last is None:
-        raise ConfigError(f"{folder.path}: no checkpoint: the warm start did not finish")
+        raise ConfigError(
+            f"{folder.path}: no checkpoint: the warm start did not finish; "
+            f"`rollwright train --resume {folder.path}` goes on"
+        )
+    return last, FolderBlobs(folder.blobs / "checkpoints").get(last.checkpoint)
+
+
+async def _evaluate(
+    folder: RunFolder, config: RunConfig, last: Commit, state: bytes, clock: Clock
+) -> list[Evaluated]:
+    # torch takes seconds to import: whatever is wrong with the folder is told before
+    import torch
+
+    from rollwright.run.parts import build
+    from rollwright.run.rollout_side import opened
+    from rollwright.trainer.torch_trainer import TorchTrainer
+    from rollwright.weights.in_process import InProcessChannel
+
+    torch.set_num_threads(1)
+    parts = build(folder, clock)
+    parts.store.close()
     # The tokenizer stays that of the run: other tasks are asked in the words that the policy knows.
     parts = replace(
         parts,
@@ -57,7 +84,7 @@ async def _evaluate(folder: RunFolder, overrides: list[str], clock: Clock) -> li
     )
     decoder = parts.decoder()
     trainer = TorchTrainer(decoder, config.trainer)
-    trainer.restore(parts.blobs("checkpoints").get(last.checkpoint))
+    trainer.restore(state)
     channel = InProcessChannel()
     channel.publish(last.version, trainer.weights())
     events = EventLog(folder.events("evaluation"), clock)
@@ -71,3 +98,4 @@ async def _evaluate(folder: RunFolder, overrides: list[str], clock: Clock) -> li
             return await side.evaluate(str(last.version), example=False)
     finally:
         events.close()
+        parts.close()

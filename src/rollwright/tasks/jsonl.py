@@ -46,7 +46,10 @@ class JsonlTasks:
         """
         tasks = self._splits[split]
         if split == "heldout" and number >= len(tasks):
-            raise ConfigError(f"{self.name} holds {len(tasks)} held-out tasks, number {number} was asked for")
+            raise ConfigError(
+                f"{self.name} holds {len(tasks)} held-out tasks, number {number} was asked for: set "
+                f"evaluation.tasks = {len(tasks)} at most, or add tasks to the file of the split"
+            )
         return tasks[number % len(tasks)]
 
     def demonstrate(self, task: Task, number: int) -> Demonstration | None:
@@ -68,7 +71,7 @@ def read_tasks(path: Path, *, trust_python: bool = False) -> list[Task]:
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); give a file of tasks") from error
     tasks: dict[str, Task] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -76,7 +79,9 @@ def read_tasks(path: Path, *, trust_python: bool = False) -> list[Task]:
         try:
             task = _decoder.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}:{number}: not a task: {error}") from error
+            raise ConfigError(
+                f"{path}:{number}: not a task: {error}; mend that line (docs/tasks.md)"
+            ) from error
         if task.id in tasks:
             raise ConfigError(f"{path}:{number}: the id '{task.id}' was used before; ids must differ")
         if not trust_python and any(isinstance(check, ReturnValue) for check in task.checks):
