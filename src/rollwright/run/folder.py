@@ -150,6 +150,18 @@ def create(config: RunConfig) -> RunFolder:
     return folder
 
 
+def newest(root: Path) -> RunFolder:
+    """The run below `root` that was begun last.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    found = [path.parent for path in root.glob("*/config.json")]
+    if not found:
+        raise ConfigError(f"no run folder below {root}: name one with --run")
+    return RunFolder(max(found, key=lambda path: path.stat().st_ctime))
+
+
 def _numbered(root: Path, name: str) -> RunFolder:
     """The next free number's folder, made; of two that start at once each gets its own."""
     numbers = (re.fullmatch(re.escape(name) + r"-(\d+)", entry.name) for entry in root.iterdir())
