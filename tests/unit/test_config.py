@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from rollwright.config import RunConfig, load, override, resolved
 from rollwright.errors import ConfigError
+from rollwright.plugins import PartConfig
 from rollwright.tasks.config import RecordsConfig
 
 
@@ -160,3 +162,34 @@ def test_a_plug_in_that_fails_in_its_own_way_is_told(tmp_path: Path, monkeypatch
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ConfigError, match="ZeroDivisionError: two lines"):
         load([], ["tasks.type=broken_plugin:Tasks"])
+
+
+def leaves(part: PartConfig, above: str = "") -> list[str]:
+    """Every key of a configuration."""
+    found = []
+    for name in type(part).model_fields:
+        value = getattr(part, name)
+        found += leaves(value, f"{above}{name}.") if isinstance(value, PartConfig) else [above + name]
+    return found
+
+
+VALUES = st.one_of(
+    st.integers(),
+    st.floats(),
+    st.booleans().map(lambda value: str(value).lower()),
+    st.text(max_size=8).map(json.dumps),
+    st.lists(st.sampled_from(["1", '"a"', "0.5", "{}"])).map(lambda items: f"[{', '.join(items)}]"),
+    st.sampled_from(["{}", "{a = 1}", '{type = "x"}', "1979-05-27", "[[]]"]),
+)
+
+
+@given(st.sampled_from(leaves(load([]))), VALUES)
+def test_any_value_of_any_key_is_taken_as_it_is_or_refused_in_our_words(key: str, value: object) -> None:
+    try:
+        config = load([], [f"{key}={value}"])
+    except ConfigError as error:
+        told = str(error)
+        assert key.partition(".")[0] in told
+        assert not re.search(r"Input should|valid (integer|number|string)|pydantic|Extra inputs", told), told
+    else:
+        assert resolved(json.loads(json.dumps(config.model_dump(mode="json"))), "saved") == config

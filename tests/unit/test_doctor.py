@@ -14,7 +14,7 @@ import pytest
 
 from rollwright.config import load
 from rollwright.errors import ConfigError
-from rollwright.run import machine
+from rollwright.run import capacity, machine
 from rollwright.run.derived import derive
 from rollwright.run.doctor import KEEPS, UNSAFE, _look, _part, judged, optional
 from rollwright.run.finding import State
@@ -111,17 +111,17 @@ def test_a_folder_without_room_or_that_cannot_be_written(tmp_path: Path) -> None
 
 
 def test_the_limits_of_a_container_count(tmp_path: Path) -> None:
-    free = machine.memory(tmp_path)
+    free = capacity.memory(tmp_path)
     assert free is not None and 0 < free[1] <= free[0]
-    assert machine.cores(tmp_path) == len(os.sched_getaffinity(0))
+    assert capacity.cores(tmp_path) == len(os.sched_getaffinity(0))
     (tmp_path / "cpu.max").write_text("50000 100000\n")
     (tmp_path / "memory.max").write_text("1048576\n")
     (tmp_path / "memory.current").write_text("524288\n")
-    assert machine.cores(tmp_path) == 0.5
-    assert machine.memory(tmp_path) == (1048576, 524288)
+    assert capacity.cores(tmp_path) == 0.5
+    assert capacity.memory(tmp_path) == (1048576, 524288)
     (tmp_path / "cpu.max").write_text("max 100000\n")
     (tmp_path / "memory.max").write_text("max\n")
-    assert machine.cores(tmp_path) == len(os.sched_getaffinity(0))
+    assert capacity.cores(tmp_path) == len(os.sched_getaffinity(0))
 
 
 def test_extras_are_read_from_the_metadata() -> None:

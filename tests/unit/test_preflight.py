@@ -98,8 +98,16 @@ def test_a_folder_no_file_system_can_hold(tmp_path: Path) -> None:
 
 
 def test_too_little_room_says_both_figures() -> None:
-    with pytest.raises(ConfigError, match=r"may need .*PB.* are free"):
-        preflight.check(load([], ["model.layers=100000", "model.dim=8192"]))
+    with pytest.raises(ConfigError, match=r"may need .*TB.* are free"):
+        preflight.check(load([], ["evaluation.tasks=1000000000"]))
+
+
+@pytest.mark.parametrize(
+    "key", ["engine.max_batch=100000000", "engine.kv_tokens=10000000000", "model.layers=10000000"]
+)
+def test_too_little_memory_says_both_figures(key: str) -> None:
+    with pytest.raises(ConfigError, match=r"may take .* of memory .* this machine has .*: take a smaller"):
+        preflight.check(load([], [key]))
 
 
 def test_what_a_run_holds_already_needs_no_room(tmp_path: Path) -> None:

@@ -214,10 +214,8 @@ CASES: dict[str, tuple[list[str], str]] = {
         ["--set", "folder=/proc/runs"],
         r"'/proc/runs': cannot write.*--set folder=PATH",
     ),
-    "no such space": (
-        ["--set", "model.dim=8192", "--set", "model.layers=99999"],
-        r"may need .*PB.*free: free space",
-    ),
+    "no such space": (["--set", "evaluation.tasks=1000000000"], r"may need .* TB .*free: free space"),
+    "no such memory": (["--set", "engine.max_batch=100000000"], r"keys and values .*lower engine\.max_batch"),
     "resume and a file": (
         ["good.toml", "--resume", "runs/run-1"],
         r"--resume runs/run-1 .*leave out good\.toml",

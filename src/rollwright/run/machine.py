@@ -6,7 +6,6 @@ container count, not what lies outside of it; what cannot be found out is said t
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import sys
@@ -14,13 +13,13 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+from rollwright.run.capacity import cores, memory
 from rollwright.run.derived import Derived, human
 from rollwright.run.finding import Finding, State
 from rollwright.run.preflight import nearest, writable
 
 PYTHONS = ((3, 11), (3, 13))
 """First and last minor version that the tests have run on."""
-CGROUP = Path("/sys/fs/cgroup")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
@@ -31,32 +30,6 @@ def python() -> Iterator[Finding]:
     mend = "" if known else f"tested with {first} to {last}: take one of those if something fails"
     yield Finding("version", State.OK if known else State.LIMITED, platform.python_version(), mend)
     yield Finding("system", State.OK, f"{platform.system()} {platform.release()} {platform.machine()}")
-
-
-def cores(root: Path = CGROUP) -> float:
-    """Cores that this process may use: affinity, and the container's quota (control groups below `root`)."""
-    ours = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota, _, period = _read(root / "cpu.max").partition(" ")
-    return (
-        min(float(ours), int(quota) / int(period)) if quota.isdigit() and period.strip().isdigit() else ours
-    )
-
-
-def memory(root: Path = CGROUP) -> tuple[int, int] | None:
-    """Bytes of memory, in all and available, within the container's limit; None where that is unknown."""
-    fields = dict(line.split(":", 1) for line in _read(Path("/proc/meminfo")).splitlines() if ":" in line)
-    try:
-        total, free = (1024 * int(fields[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
-    except (KeyError, ValueError, IndexError):
-        try:
-            total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        except (ValueError, OSError, AttributeError):
-            return None
-        return total, total
-    limit, used = _read(root / "memory.max").strip(), _read(root / "memory.current").strip()
-    if limit.isdigit() and used.isdigit():
-        total, free = min(total, int(limit)), min(free, max(0, int(limit) - int(used)))
-    return total, free
 
 
 def hardware(folder: Path, needs: Derived) -> Iterator[Finding]:
@@ -121,10 +94,3 @@ def programs() -> Iterator[Finding]:
         found = next(filter(None, map(shutil.which, names)), None)
         mend = "" if found else f"only {why}: install it with your system's package manager"
         yield Finding(name, State.OK if found else State.ABSENT, "found" if found else "not found", mend)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

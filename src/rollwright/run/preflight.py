@@ -17,6 +17,7 @@ from typing import Any
 from rollwright.config import RunConfig, override, parsed
 from rollwright.errors import ConfigError, SandboxUnavailable
 from rollwright.plugins import buildable
+from rollwright.run.capacity import memory
 from rollwright.run.derived import Derived, derive, human
 from rollwright.sandbox.base import SandboxProvider
 from rollwright.sandbox.config import ProcessSandbox
@@ -50,7 +51,7 @@ def check(config: RunConfig, at: Path | None = None) -> Derived:
 
     Raises:
         ConfigError: rows that don't fit, too few held-out tasks, a warm start without demonstrations, too
-            few sandboxes, a folder that cannot be written, or too little room on its disk.
+            few sandboxes, a folder that cannot be written, or too little room on its disk or in memory.
         SandboxUnavailable: this kernel has no walls, and `unsafe` was not said.
         PluginError: a part or a tool that doesn't exist.
     """
@@ -72,6 +73,7 @@ def check(config: RunConfig, at: Path | None = None) -> Derived:
         )
     sandboxes(config)
     writable(at or Path(config.folder))
+    fits_in_memory(derived)
     room(derived, at or Path(config.folder), held=_size(at) if at else 0)
     return derived
 
@@ -130,6 +132,22 @@ def room(derived: Derived, folder: Path, held: int = 0) -> None:
             f"{human(derived.states_bytes)}, rollouts about {human(derived.records_bytes)}), {human(free)} "
             "are free: free space, give a folder on another disk with --set folder=PATH, or make less "
             "(model, loop.steps, loop.groups, evaluation.tasks)"
+        )
+
+
+def fits_in_memory(derived: Derived) -> None:
+    """Refuse a model and a cache that this machine's memory cannot hold: weights, gradients, both optimisers'
+    moments, the engine's copy, keys and values.
+
+    Raises:
+        ConfigError: both figures and what to do.
+    """
+    kv = (derived.kv_rows_bytes or 0) + (derived.kv_cache_bytes or 0)
+    needed, found = derived.checkpoint_bytes + 2 * derived.weights_bytes + kv, memory()
+    if found is not None and needed > found[0]:
+        raise ConfigError(
+            f"the model may take {human(needed - kv)} of memory and its keys and values {human(kv)}, this "
+            f"machine has {human(found[0])}: take a smaller [model], or lower engine.max_batch and engine.kv_tokens"
         )
 
 
