@@ -147,7 +147,8 @@ def fits_in_memory(derived: Derived) -> None:
     if found is not None and needed > found[0]:
         raise ConfigError(
             f"the model may take {human(needed - kv)} of memory and its keys and values {human(kv)}, this "
-            f"machine has {human(found[0])}: take a smaller [model], or lower engine.max_batch and engine.kv_tokens"
+            f"machine has {human(found[0])}: take a smaller [model], or lower engine.max_batch and "
+            "engine.kv_tokens"
         )
 
 
