@@ -42,7 +42,7 @@ def _show(found: Examination) -> None:
                 typer.echo(f"{MARKS[each.state.value]} {section}: {each.name}: {each.value}{more}")
     else:
         table = Table(box=None, pad_edge=False)
-        for column in ("", "", "found", "how to get more"):
+        for column in ("", "", "found", "what to know or do"):
             table.add_column(column, overflow="fold")
         for section, findings in found.sections.items():
             for each in findings:
