@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,7 +46,8 @@ from rollwright.types import (
     VersionSpan,
 )
 
-SIZE, PER_STEP = 8, 16
+PER_STEP = 16
+"""Groups of one step."""
 PIECES = ("SELECT ", " FROM ", " WHERE ", "people", "name", "city", "boss", "error: ")
 
 
@@ -150,13 +152,18 @@ class Maker:
         return row, tuple(turns)
 
 
-def made_run(root: Path, rollouts: int = 320, *, hostile: str = "", finished: bool = True) -> RunFolder:
-    """A run folder with `rollouts` rollouts: an evaluation before, groups of eight, an evaluation after.
+def made_run(
+    root: Path, rollouts: int = 320, *, size: int = 8, hostile: str = "", finished: bool = True
+) -> RunFolder:
+    """A run folder with `rollouts` rollouts: an evaluation before, groups of `size`, an evaluation after.
 
     With `finished` false it is as a kill leaves it: rollouts running, groups queued, nothing after.
     """
-    imports = [f'imports=["/tmp/{hostile}"]'] if hostile and '"' not in hostile else []
-    folder = create(load([], [f'folder="{root}"', "name=made", "loop.steps=99", *imports]))
+    sets = ["name=made", "loop.steps=99", f"folder={json.dumps(str(root))}"]
+    if hostile:
+        named = json.dumps(hostile, ensure_ascii=False)
+        sets += ['tasks.type="jsonl"', 'tasks.train="a"', 'tasks.heldout="b"', f"tasks.name={named}"]
+    folder = create(load([], sets))
     tokenizer = PieceTokenizer(PIECES, CONTROL)
     folder.tokenizer.write_text(tokenizer.to_json())
     clock, maker = FakeClock(), Maker(tokenizer, random.Random(0), hostile)
@@ -164,7 +171,7 @@ def made_run(root: Path, rollouts: int = 320, *, hostile: str = "", finished: bo
     archive = SqliteArchive(folder.rollouts)
     store = SqliteStore(folder.store, 64, clock, run=folder.id)
     try:
-        _fill(folder, maker, archive, store, events, rollouts, finished)
+        _fill(folder, maker, archive, store, events, rollouts, size, finished)
     finally:
         archive.close()
         store.close()
@@ -181,19 +188,20 @@ def _fill(
     store: SqliteStore,
     events: EventLog,
     rollouts: int,
+    size: int,
     finished: bool,
 ) -> None:
     h = maker.hostile
     events.emit(RunStarted(run=folder.id, process="trainer"))
     events.emit(Noted(level="warning" + h, text="a warning" + h))
     evaluated = max(8, rollouts // 20)
-    groups = max(1, (rollouts - (2 if finished else 1) * evaluated) // SIZE)
+    groups = max(1, (rollouts - (2 if finished else 1) * evaluated) // size)
     _evaluate(folder, maker, archive, store, events, "before", evaluated, 0.3, 0)
     step, waiting = 0, []
     for number in range(groups):
         version = store.lineage().version(step)
         chance = 0.3 + 0.6 * number / groups
-        waiting.append(_group(folder, maker, archive, store, events, number, version, chance))
+        waiting.append(_group(folder, maker, archive, store, events, number, version, chance, size))
         events.emit(Metrics(process="rollouts", values={"rollout/idle_share": 0.1, "queue/depth": 3.0}))
         if len(waiting) == PER_STEP or (finished and number == groups - 1):
             step += 1
@@ -221,14 +229,14 @@ def _group(
     number: int,
     version: PolicyVersion,
     chance: float,
+    size: int,
 ) -> Group:
     task, id = maker.task("train", number), f"0-g{number}"
-    identities = [_identity(folder, task, id, f"{id}/{member}.0", "train") for member in range(SIZE)]
+    identities = [_identity(folder, task, id, f"{id}/{member}.0", "train") for member in range(size)]
     store.start(identities)
     members = tuple(maker.scored(task, identity, version, chance) for identity in identities)
     for member in members:
         archive.add(task, member)
-    archive.flush()
     group = Group(id=id, task=task.id, members=members)
     assert store.put(group)
     kept = number % 3 != 0
@@ -292,16 +300,20 @@ def _evaluate(
     chance: float,
     step: int,
 ) -> None:
-    values = []
-    for number in range(count):
-        task, group = maker.task("heldout", number), f"0-{label}-sampled/{number}"
-        identity = _identity(folder, task, group, f"{group}.0", "eval")
-        store.start([identity])
-        scored = maker.scored(task, identity, store.lineage().version(step), chance)
+    values, ends, version = [], [], store.lineage().version(step)
+    tasks = [maker.task("heldout", number) for number in range(count)]
+    names = [f"0-{label}-sampled/{number}" for number in range(count)]
+    identities = [
+        _identity(folder, task, name, f"{name}.0", "eval") for task, name in zip(tasks, names, strict=True)
+    ]
+    store.start(identities)
+    for task, identity in zip(tasks, identities, strict=True):
+        scored = maker.scored(task, identity, version, chance)
         archive.add(task, scored)
         end = Disposition.VOID if scored.score.value is None else Disposition.EVALUATED
-        store.drop([Drop(rollout=identity.rollout, disposition=end, reason="lost" + maker.hostile)])
+        ends.append(Drop(rollout=identity.rollout, disposition=end, reason="lost" + maker.hostile))
         values += [] if scored.score.value is None else [scored.score.value]
+    store.drop(ends)
     low, high = wilson(int(sum(values)), len(values))
     events.emit(
         Evaluated(

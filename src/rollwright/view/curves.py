@@ -164,8 +164,10 @@ def share(lines: Sequence[Line], success: float) -> tuple[float, float, float]:
     groups, rate = _groups(lines, hits), sum(hits) / len(hits)
     spread = _spread(groups, rate)
     independent = len(groups)
-    if spread and 0 < rate < 1:
-        independent = round(min(len(hits), max(len(groups), rate * (1 - rate) / spread**2)))
+    if spread is not None and 0 < rate < 1:
+        variance = rate * (1 - rate)
+        alone = spread**2 * len(hits) <= variance  # siblings differ as much as strangers, or more
+        independent = len(hits) if alone else max(len(groups), round(variance / spread**2))
     low, high = wilson(round(rate * independent), independent)
     return rate, min(low, rate), max(high, rate)
 

@@ -1,0 +1,71 @@
+"""What a machine may lack: a test says so with `@pytest.mark.needs("chromium")`.
+
+Where it is missing the test is skipped, and the last lines of the run name what was not tested. The
+environment variable ROLLWRIGHT_REQUIRE (names with commas) makes a missing one a failure: CI sets it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+
+def chromium() -> str | None:
+    """Why no Chromium can be driven; None where one can."""
+    if find_spec("playwright") is None:
+        return "the package playwright is missing: pip install -e '.[dev]'"
+    if browser() is None:
+        return "no Chromium is installed: apt-get install chromium"
+    return None
+
+
+def browser() -> Path | None:
+    """The first Chromium on the path."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    return next((Path(found) for name in names if (found := shutil.which(name))), None)
+
+
+NEEDS: dict[str, Callable[[], str | None]] = {"chromium": chromium}
+"""Name → a function that says why it is missing."""
+
+REQUIRED = {name.strip() for name in os.environ.get("ROLLWRIGHT_REQUIRE", "").split(",")} - {""}
+LACKING = pytest.StashKey[Counter[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "needs(name): what the machine must have for this test")
+    config.stash[LACKING] = Counter()
+    if unknown := REQUIRED - NEEDS.keys():
+        raise pytest.UsageError(
+            f"ROLLWRIGHT_REQUIRE names {', '.join(sorted(unknown))}; known: {', '.join(NEEDS)}"
+        )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers("needs"):
+        for name in mark.args:
+            why = NEEDS[name]()
+            if why and name in REQUIRED:
+                pytest.fail(f"{name} is required here (ROLLWRIGHT_REQUIRE): {why}", pytrace=False)
+            if why:
+                item.config.stash[LACKING][f"{name}: {why}"] += 1
+                pytest.skip(f"needs {name}: {why}")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for text, count in config.stash[LACKING].items():
+        terminalreporter.write_line(f"NOT TESTED ({count} skipped), {text}", yellow=True)
+
+
+@pytest.fixture(scope="session")
+def chromium_path() -> Path:
+    """The Chromium of a test that needs one."""
+    path = browser()
+    assert path is not None
+    return path
