@@ -21,7 +21,7 @@ def assess(
     run: Annotated[
         Path | None,
         typer.Option(
-            help="Run folder whose newest checkpoint is the policy; without it, a fresh one.",
+            help="Run folder whose newest checkpoint is the policy; else a fresh one.",
             show_default=False,
         ),
     ] = None,
@@ -39,14 +39,15 @@ def assess(
     from rollwright.config import load, override
     from rollwright.errors import ConfigError
     from rollwright.evals.feasibility_text import lines
-    from rollwright.run.assess import assess as tried
     from rollwright.run.folder import RunFolder
 
     if not configs and run is None:
         raise ConfigError("assess needs a TOML file, or --run with a run folder")
     sets = [*(overrides or []), *(["sandbox.unsafe=true"] if unsafe_sandbox else [])]
     folder = None if run is None else RunFolder(run)
-    config = load(configs, sets) if configs or folder is None else override(folder.load(), sets)
+    config = load(configs or [], sets) if configs or folder is None else override(folder.load(), sets)
+
+    from rollwright.run.assess import assess as tried  # torch: after what can be wrong was found
 
     def progress(text: str) -> None:
         typer.echo(text, err=True)

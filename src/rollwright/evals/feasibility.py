@@ -117,8 +117,8 @@ class Feasibility:
 def feasibility(
     groups: Sequence[Sequence[Trial]], plan: Plan, *, success: float = 1.0, least: int = 2
 ) -> Feasibility:
-    """The figures of `groups` (one list of tries a task) and the verdict. `success`: value that counts as one;
-    `least`: scored tries that a group needs.
+    """The figures of `groups` (one list of tries a task) and the verdict. `success`: value that counts as
+    one; `least`: scored tries that a group needs.
 
     Raises:
         ValueError: no tries.

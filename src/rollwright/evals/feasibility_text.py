@@ -1,7 +1,7 @@
 """A feasibility report as text.
 
-Role: what `rollwright assess` prints. Neighbours: `feasibility` has the figures. Invariants: each figure stands
-with its interval; a figure without data says so.
+Role: what `rollwright assess` prints. Neighbours: `feasibility` has the figures. Invariants: each figure
+stands with its interval; a figure without data says so.
 """
 
 from __future__ import annotations

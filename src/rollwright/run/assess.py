@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -48,8 +49,8 @@ def assess(
     progress: Progress,
     clock: Clock,
 ) -> Feasibility:
-    """Try the first `tasks` train tasks of `config`, `tries` times each, with the newest checkpoint of `run`, or
-    with a fresh policy after the warm start that `config` asks for.
+    """Try the first `tasks` train tasks of `config`, `tries` times each, with the newest checkpoint of `run`,
+    or with a fresh policy after the warm start that `config` asks for.
 
     Raises:
         ConfigError: contradictions in `config`, or a run without a checkpoint.
@@ -58,7 +59,7 @@ def assess(
         raise ConfigError(f"{tasks} tasks, {tries} tries: expected at least 1 task and 2 tries each")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="rollwright-assess-") as scratch:
-        given = {"folder": scratch, "name": "assess"}
+        given: dict[str, Any] = {"folder": scratch, "name": "assess"}
         if run is not None:
             stored = run.load()
             none = stored.warmstart.model_copy(update={"steps": 0})

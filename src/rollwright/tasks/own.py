@@ -8,9 +8,9 @@ so that no held-out question was ever trained on; the twin of a task has another
 
 from __future__ import annotations
 
+import hashlib
 import random
 import re
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -212,13 +212,17 @@ class OwnTaskSet:
             missing = [name for name in question.names if name not in question.ask]
             if missing:
                 raise self._error(f"names {missing[0]!r}, which the question {question.ask!r} does not hold")
-            key = zlib.crc32((question.key or question.ask).encode())
-            if (key % self.config.heldout_every == 0) == (split == "heldout"):
+            if self._held_out(question) == (split == "heldout"):
                 return question
         raise self._error(
             f"draws no question for the split '{split}' in {DRAWS} tries: "
             "it needs more different questions, or a smaller heldout_every"
         )
+
+    def _held_out(self, question: Question) -> bool:
+        """Whether its key belongs to the split `heldout`; a hash decides."""
+        key = hashlib.blake2b((question.key or question.ask).encode(), digest_size=8).digest()
+        return int.from_bytes(key) % self.config.heldout_every == 0
 
     def _task(self, question: Question, rng: random.Random, split: Split, number: int) -> Task:
         checks: list[AnyCheck] = [CallsSucceed()] if self.config.tools else []

@@ -6,9 +6,10 @@ import dataclasses
 import json
 import math
 import random
+from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollwright.evals.feasibility import (
@@ -53,6 +54,7 @@ def figures(found: Feasibility) -> list[Figure]:
     return [each for each in own if isinstance(each, Figure)] + list(found.shares.values())
 
 
+@settings(max_examples=40, deadline=None)
 @given(tries, st.none() | st.floats(0.01, 100), st.booleans())
 def test_for_any_tries_the_figures_are_finite_and_hold_their_estimates(
     groups: list[list[Trial]], training: float | None, overlap: bool
@@ -62,7 +64,7 @@ def test_for_any_tries_the_figures_are_finite_and_hold_their_estimates(
     for figure in figures(found):
         told = [each for each in (figure.low, figure.value, figure.high) if each is not None]
         assert all(map(math.isfinite, told))
-        assert all(a <= b + 1e-9 for a, b in zip(told, told[1:], strict=False))
+        assert all(a <= b + 1e-9 for a, b in pairwise(told))
         assert figure.value is not None or (figure.low, figure.high) == (None, None)
     assert sum(share.value or 0.0 for share in found.shares.values()) == pytest.approx(1)
     if found.pass_k.value is not None and found.unscorable == 0:
@@ -72,6 +74,7 @@ def test_for_any_tries_the_figures_are_finite_and_hold_their_estimates(
     assert found.reasons[0] in "\n".join(lines(found))
 
 
+@settings(max_examples=30, deadline=None)
 @given(tries, st.randoms(use_true_random=False))
 def test_the_order_of_tries_and_tasks_changes_no_estimate(
     groups: list[list[Trial]], order: random.Random
