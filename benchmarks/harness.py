@@ -28,6 +28,7 @@ from rollwright.run.folder import RunFolder
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "records.toml"
+ATLAS = ROOT / "examples" / "atlas.toml"
 
 
 @dataclass(frozen=True)
@@ -125,14 +126,23 @@ QUICK = (
 )
 """Makes the records run short enough for `--quick`: the same path through the code, a smaller task."""
 
+QUICK_ATLAS = (
+    "tasks.hops=1",
+    "tasks.habits.table=0.4",
+    "warmstart.steps=60",
+    "loop.steps=0",
+    "evaluation.tasks=32",
+)
+"""The same for the atlas run, which takes too long to learn anything in a minute."""
 
-def train(overrides: list[str], quick: bool, last: Sequence[str] = ()) -> Trained:
-    """Train the records example with overrides (`last` wins over `--quick`), in the processes of a user's
-    run."""
+
+def train(overrides: list[str], quick: bool, last: Sequence[str] = (), example: Path = EXAMPLE) -> Trained:
+    """Train an example with overrides (`last` wins over `--quick`), in the processes of a user's run."""
     clock = SystemClock()
     here = str(Path(__file__).parent)
     os.environ["PYTHONPATH"] = here + os.pathsep + os.environ.get("PYTHONPATH", "")
-    config = load([EXAMPLE], [*BENCH, *overrides, *(QUICK if quick else ()), *last])
+    shorter = QUICK_ATLAS if example == ATLAS else QUICK
+    config = load([example], [*BENCH, *overrides, *(shorter if quick else ()), *last])
     folder, began = begin(config), clock.now()
     print(f"{folder.path}: {' '.join(overrides)}", file=sys.stderr, flush=True)
     console = Console(file=sys.stderr, force_terminal=False)

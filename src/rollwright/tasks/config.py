@@ -1,7 +1,7 @@
 """Configuration of the task sets; no task is made here.
 
-Role: the branch `tasks` of the configuration. Neighbours: `records`, `atlas`, `jsonl`. Invariant: whatever the model
-reads or writes in a task set can be set here, so that wording and habits change without code.
+Role: the branch `tasks` of the configuration. Neighbours: `records`, `atlas`, `jsonl`. Invariant: whatever
+the model reads or writes in a task set can be set here, so that wording and habits change without code.
 """
 
 from __future__ import annotations
@@ -161,8 +161,9 @@ class AtlasConfig(PartConfig):
     """Rows of the table `cities`, the capitals included; fewer where the countries have fewer."""
     hops: int = Field(3, ge=1, le=4)
     """Relations in a question."""
-    pieces: int = Field(240, ge=0)
-    """Letter groups, learnt from the training names, that the tokenizer knows as one token."""
+    invented: float = Field(1.0, ge=0, le=1)
+    """Share of the names in a training task that are replaced by invented ones, so that no name can be learnt
+    by heart; held-out tasks have real names only."""
     heldout_every: int = Field(6, ge=2, le=8)
     """One country in this many is kept for the split `heldout`, with its cities."""
     system: str = "countries(name capital neighbour currency) cities(name country nearest)"
