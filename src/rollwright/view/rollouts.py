@@ -27,8 +27,10 @@ from rollwright.view.folder import RunView
 
 CHUNK = 64
 """Rollouts decoded together: neighbours, so that siblings and their task are packed once."""
-BODY_BYTES = 12_000_000
-"""Stored bytes of the rollouts embedded at most; the page becomes about 1.3 times as large."""
+PAGE_BYTES = 18_000_000
+"""Characters that the chunks take at most, as estimated from a few of them."""
+WORST = 1.4
+"""Embedded characters for each stored byte at most: what does not shrink any further grows by base64."""
 TEXT = 20_000
 """Characters of one text that are embedded."""
 LEVEL = 5
@@ -59,9 +61,7 @@ def chosen(view: RunView, limit: int) -> list[str]:
     groups: dict[str, list[str]] = {}
     for line in view.lines:
         groups.setdefault(line.group, []).append(line.rollout)
-    sizes = view.archive.sizes()
-    total = sum(sizes.values())
-    share = min(1.0, limit / max(1, len(view.lines)), BODY_BYTES / max(1, total))
+    share = min(1.0, limit / max(1, len(view.lines)), PAGE_BYTES / max(1.0, _characters(view)))
     taken: set[str] = set()
     due = seen = 0.0
     for group in groups.values():
@@ -70,6 +70,18 @@ def chosen(view: RunView, limit: int) -> list[str]:
             taken.update(group)
             due += len(group)
     return [line.rollout for line in view.lines if line.rollout in taken]
+
+
+def _characters(view: RunView) -> float:
+    """About how many characters all rollouts take; exact only where they may be too many."""
+    sizes = view.archive.sizes() if view.archive else {}
+    total = sum(sizes.values())
+    if total * WORST <= PAGE_BYTES:
+        return total * WORST
+    starts = range(0, len(view.lines), max(1, len(view.lines) // 4))
+    tried = list(dict.fromkeys(line.rollout for at in starts for line in view.lines[at : at + CHUNK // 4]))
+    taken = sum(len(chunk) for chunk in packed(view, tried).chunks)
+    return total * taken / max(1, sum(sizes.get(rollout, 0) for rollout in tried))
 
 
 def packed(view: RunView, rollouts: Sequence[str]) -> Packed:

@@ -213,6 +213,16 @@ def test_of_many_rollouts_whole_groups_are_embedded_and_all_are_listed(tmp_path:
     assert not any(chunk >= 0 for chunk in report(folder, 0).data("data-index")["chunk"])
 
 
+def test_a_page_does_not_grow_beyond_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = made_run(tmp_path, 640)
+    whole = sum(len(text) for id, text in report(folder).blocks.items() if id.startswith("chunk"))
+    monkeypatch.setattr("rollwright.view.rollouts.PAGE_BYTES", whole // 3)
+    page = report(folder)
+    taken = sum(len(text) for id, text in page.blocks.items() if id.startswith("chunk"))
+    assert whole / 5 < taken < whole / 2
+    assert len(page.data("data-index")["id"]) == 640
+
+
 def test_a_run_without_anything_says_so(tmp_path: Path) -> None:
     page = report(create(load([], [f"folder={tmp_path}"])))
     check_harmless(page)

@@ -56,9 +56,9 @@ Report.charts = (charts) => {
   };
 
   const range = (chart) => {
-    if (chart.kind === "share") return [0, 1];
     const all = chart.series.flatMap((s) => [...s.values, ...(s.low || []), ...(s.high || [])]).filter((v) => v !== null);
     let [low, high] = [Math.min(...all), Math.max(...all)];
+    if (chart.kind === "share") return high > 0.3 || chart.series.some((s) => s.low) ? [0, 1] : [0, 1.15 * high || 1];
     if (chart.kind === "count") low = Math.min(0, low);
     const pad = (high - low || Math.abs(high) || 1) * 0.08;
     return [chart.kind === "count" && low === 0 ? 0 : low - pad, high + pad];
@@ -98,7 +98,7 @@ Report.charts = (charts) => {
       ],
       axes: [
         { ...axis, ...(steps ? { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 1e5] } : {}), size: 28, values: (u, at) => at.map((v) => Report.number(v, 5)) },
-        { ...axis, size: 56, values: (u, at) => at.map((v) => (chart.kind === "share" ? `${Math.round(100 * v)} %` : Report.number(v))) },
+        { ...axis, size: 56, values: (u, at) => at.map((v) => (chart.kind === "share" ? `${Report.number(100 * v)} %` : Report.number(v))) },
       ],
       hooks: {
         drawAxes: [(u) => chart.series.forEach((s, i) => s.low && band(u, s, i))],
