@@ -110,6 +110,8 @@ class RolloutEnded(Event, frozen=True, kw_only=True, tag="rollout"):
     seconds: float
     error: str | None = None
     parts: dict[str, float] = {}
+    job: str = "train"
+    """`train` or `eval`."""
 
 
 class GroupEnded(Event, frozen=True, kw_only=True, tag="group"):

@@ -6,7 +6,18 @@ import io
 
 from rich.console import Console
 
-from rollwright.events import Evaluated, Event, GroupEnded, Logged, Metrics, Noted, RolloutEnded, StepEnded
+from rollwright.events import (
+    Evaluated,
+    Event,
+    GroupEnded,
+    Logged,
+    Metrics,
+    Noted,
+    Resumed,
+    RolloutEnded,
+    RunStarted,
+    StepEnded,
+)
 from rollwright.monitor.figures import Figures
 from rollwright.monitor.terminal import Terminal, before_after, spark
 
@@ -22,9 +33,17 @@ def step(number: int, reward: float) -> StepEnded:
     return StepEnded(step=number, incarnation=0, metrics={"train/reward": reward, "train/entropy": 0.5})
 
 
-def rollout(value: float | None) -> RolloutEnded:
+def rollout(value: float | None, job: str = "train") -> RolloutEnded:
     return RolloutEnded(
-        rollout="r", group="g", task="t", outcome="answered", value=value, turns=1, sampled=3, seconds=0.1
+        rollout="r",
+        group="g",
+        task="t",
+        outcome="answered",
+        value=value,
+        turns=1,
+        sampled=3,
+        seconds=0.1,
+        job=job,
     )
 
 
@@ -34,8 +53,26 @@ def test_without_events_nothing_has_a_value() -> None:
     assert "–" in Terminal(Console(file=io.StringIO()), figures, "t").line()
 
 
-def test_success_is_the_mean_of_scored_rollouts_only() -> None:
-    assert fed(rollout(1.0), rollout(None), rollout(0.0)).success == 0.5
+def test_success_is_the_mean_of_scored_training_rollouts_only() -> None:
+    assert fed(rollout(1.0), rollout(None), rollout(0.0), rollout(1.0, "eval")).success == 0.5
+
+
+def test_a_part_that_goes_on_counts_neither_the_pause_nor_the_pace_of_the_one_before() -> None:
+    figures = Figures(total_steps=10)
+    walls: list[tuple[float, Event]] = [
+        (100.0, RunStarted(run="r", process="trainer")),
+        (110.0, step(1, 0.1)),
+        (120.0, step(2, 0.2)),
+        (9000.0, RunStarted(run="r", process="rollouts", incarnation=1)),
+        (9001.0, Resumed(step=3, version="policy@1.3")),  # whose event the kill took along
+        (9010.0, step(4, 0.2)),
+    ]
+    for wall, event in walls:
+        figures.feed(Logged(wall, event))  # type: ignore[arg-type]
+    assert figures.seconds == 20 + 10 and figures.step == 4
+    assert figures.seconds_left is None
+    figures.feed(Logged(9012.0, step(5, 0.2)))
+    assert figures.seconds_left == 10.0
 
 
 def test_time_left_follows_the_pace_of_steps() -> None:

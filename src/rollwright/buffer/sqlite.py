@@ -30,7 +30,8 @@ CHUNK = 500
 """Rollouts asked for in one SELECT; SQLite's own limit is 32,766 parameters."""
 
 _ENTRY = (
-    "SELECT s.identity, d.state, d.reason, d.version, d.uses FROM started s JOIN disposition d USING (rollout)"
+    "SELECT s.identity, d.state, d.reason, d.version, d.uses FROM started s "
+    "JOIN disposition d USING (rollout)"
 )
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from rollwright.run.folder import RunFolder
 
 
 def train(
@@ -50,4 +53,16 @@ def train(
         )
     else:
         ended = conductor.conduct(load(configs, sets), Console())
+    _report(ended.folder)
     raise typer.Exit(ended.code)
+
+
+def _report(folder: RunFolder) -> None:
+    """Write the run's page; that it can't be is no failure of the run."""
+    from rollwright.errors import RollwrightError
+    from rollwright.view.report import write_report
+
+    try:
+        typer.echo(f"report: {write_report(folder).path}")
+    except RollwrightError as error:
+        typer.echo(f"no report: {error}", err=True)

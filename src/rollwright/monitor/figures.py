@@ -23,7 +23,7 @@ from rollwright.events import (
 )
 
 WINDOW = 256
-"""Rollouts over which live success and reward are averaged."""
+"""Training rollouts over which live success and reward are averaged."""
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Figures:
             self.started = logged.wall
         self.last_wall = logged.wall
         match event:
-            case RolloutEnded(value=value) if value is not None:
+            case RolloutEnded(value=value, job="train") if value is not None:
                 self._values.append(value)
             case GroupEnded(kept=True):
                 self.groups_kept += 1
@@ -113,7 +113,7 @@ class Figures:
 
     @property
     def success(self) -> float | None:
-        """Mean reward of the last `WINDOW` rollouts; None before the first."""
+        """Mean reward of the last `WINDOW` training rollouts; None before the first."""
         return sum(self._values) / len(self._values) if self._values else None
 
     @property

@@ -222,6 +222,7 @@ class Attempts:
                 seconds=rollout.seconds,
                 error=rollout.error or (score.reason if score.value is None else None),
                 parts=parts,
+                job=rollout.identity.job,
             )
         )
 

@@ -22,8 +22,8 @@ class GroupReport(Struct, frozen=True, kw_only=True):
     voided: int = 0
 
 
-class FactoryStats(Struct, frozen=True, kw_only=True):
-    """Counters since the start."""
+class FactoryStats(Struct, kw_only=True):
+    """Counters since the start. Whoever counts keeps its own; what `stats()` gives is a copy."""
 
     rollouts: int = 0
     voided: int = 0

@@ -57,7 +57,7 @@ def reopen(folder: RunFolder, overrides: Sequence[str], clock: Clock) -> RunConf
                 f"{' and '.join(f'{name}.*' for name in CHANGEABLE)} may change: start a new run for the rest"
             )
     config = override(before, overrides)
-    check(config)
+    check(config, at=folder.path)
     if config.queue.type == "memory":
         raise ConfigError(f"{folder.path} has queue.type = 'memory', which keeps nothing to go on from")
     reap(folder)

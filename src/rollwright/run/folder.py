@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollwright.config import RunConfig
+from rollwright.config import RunConfig, resolved
 from rollwright.errors import ConfigError
 from rollwright.wire import SCHEMA
 
@@ -118,12 +118,18 @@ class RunFolder:
             ConfigError: this is no run folder, or of another schema.
         """
         if not self.config.is_file():
-            raise ConfigError(f"{self.path} is no run folder: {self.config.name} is missing")
+            raise ConfigError(
+                f"{self.path} is no run folder: {self.config.name} is missing; give the folder of a "
+                "run, such as runs/records-1"
+            )
         try:
             stored = json.loads(self.config.read_text())
             if stored["schema"] != SCHEMA:
-                raise ConfigError(f"{self.config}: schema {stored['schema']}, this version reads {SCHEMA}")
-            return RunConfig.model_validate(stored["config"])
+                raise ConfigError(
+                    f"{self.config}: schema {stored['schema']}, this version reads {SCHEMA}: use the "
+                    "version of rollwright that wrote it"
+                )
+            return resolved(stored["config"], str(self.config))
         except (OSError, ValueError, LookupError, TypeError) as error:
             if isinstance(error, ConfigError):
                 raise

@@ -58,6 +58,11 @@ class SignalGuard:
             return f"{counted}. These tasks are learnt: stop here, or give harder ones"
         if not scored:
             likely = "every rollout failed before it could be scored: look at the errors of the rollouts"
+        elif incomplete * 2 >= seen:
+            likely = (
+                "too few rollouts of a group could be scored (rollout.min_members): "
+                "look at the errors and deadlines of the others"
+            )
         elif stats.groups_kept:
             likely = (
                 "the policy lost what it could do: "

@@ -66,6 +66,11 @@ def test_rollouts_that_all_fail_are_not_called_wrong_answers() -> None:
         SignalGuard(patience=6).check(FactoryStats(groups_incomplete=6))
 
 
+def test_groups_that_are_too_small_are_not_called_too_hard() -> None:
+    with pytest.raises(NoSignal, match="min_members"):
+        SignalGuard(patience=4).check(replace(FactoryStats(), groups_incomplete=4, scored=4, successes=1))
+
+
 def test_solved_tasks_are_said_once_and_stop_nothing() -> None:
     guard, stats = SignalGuard(patience=4), right(FactoryStats(), 4)
     text = guard.check(stats)
