@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from rollwright import __version__
 from rollwright.archive.base import Line
 from rollwright.evals.statistics import Difference, paired_difference
-from rollwright.events import Evaluated, GroupEnded, Noted
+from rollwright.events import Evaluated, GroupEnded, Noted, Resumed, RunStarted
 from rollwright.types import Outcome
 from rollwright.view.folder import RunView
 from rollwright.view.rollouts import split_of
@@ -184,6 +184,20 @@ def notes(view: RunView) -> list[Note]:
         for each in view.events
         if isinstance(each.event, Noted)
     ]
+
+
+def fatal(view: RunView) -> str:
+    """What ended the newest part of a run that is not finished; "" where nothing says so."""
+    text = ""
+    for each in view.events:
+        match each.event:
+            case RunStarted() | Resumed():
+                text = ""
+            case Noted(level="fatal") as note:
+                text = text or note.text
+            case _:
+                pass
+    return "" if view.state == "finished" else text
 
 
 def examples(view: RunView) -> list[tuple[str, Line]]:

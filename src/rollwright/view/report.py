@@ -101,6 +101,7 @@ def _facts(view: RunView, bodies: Packed) -> dict[str, Any]:
         "run": view.folder.id,
         "state": view.state,
         "problem": view.problem,
+        "fatal": facts.fatal(view),
         "header": facts.header(view),
         "versions": facts.versions(),
         "measured": facts.measured(view),

@@ -22,6 +22,7 @@ from rollwright.archive.sqlite import opened
 from rollwright.cli.main import app
 from rollwright.config import load
 from rollwright.errors import ConfigError, StoreError
+from rollwright.events import EventLog, Noted, RunStarted
 from rollwright.run.folder import RunFolder, create
 from rollwright.view.report import SCRIPTS, STYLES, write_report
 
@@ -242,6 +243,19 @@ def test_a_run_killed_half_way_is_reported(tmp_path: Path) -> None:
     for text in ("running", "queued", "trained", "needs two measurements"):
         assert text in page.text
     assert page.data("data-overview")["charts"][0]["marks"]
+
+
+def test_what_ended_a_run_stands_at_its_head(tmp_path: Path) -> None:
+    folder = made_run(tmp_path, 32, finished=False)
+    for text in ("no signal <b>", "what followed"):
+        events = EventLog(folder.events("trainer"))
+        events.emit(Noted(level="fatal", text=text))
+        events.close()
+    assert "Ended by: no signal <b> " in report(folder).text
+    events = EventLog(folder.events("trainer"))
+    events.emit(RunStarted(run=folder.id, process="trainer", incarnation=2))
+    events.close()
+    assert "Ended by" not in report(folder).text  # it was taken up again since
 
 
 def test_a_run_that_goes_on_is_running(tmp_path: Path) -> None:
