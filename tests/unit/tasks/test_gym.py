@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from rollwright.errors import ConfigError
+from rollwright.errors import ConfigError, MissingExtra
 from rollwright.tasks.config import GymConfig
 from rollwright.types import ScoredBy
 
@@ -102,6 +103,16 @@ def test_what_an_agent_answers_is_never_executed(tmp_path: Path) -> None:
 def test_what_is_wrong_is_told_at_once(config: dict[str, object], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         GymConfig.model_validate(config).build()
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "reasoning_gym.dataset", None)
+    data_sets.cache_clear()
+    try:
+        with pytest.raises(MissingExtra, match=r"rollwright\[reasoning-gym\]"):
+            GymConfig(seed=77).build()
+    finally:
+        data_sets.cache_clear()
 
 
 def test_a_score_to_reach_above_one_is_refused() -> None:
