@@ -78,9 +78,9 @@ def worlds(heldout_every: int, cities: int) -> Mapping[Split, World]:
     kept = {name for country in cut["heldout"].values() for name in _names(country)}
     train = {}
     for name, country in cut["train"].items():
-        cities = tuple(city for city in country.cities if city.name not in kept)
-        if name not in kept and any(city.name == country.capital for city in cities):
-            train[name] = replace(country, cities=cities)
+        own = tuple(city for city in country.cities if city.name not in kept)
+        if name not in kept and any(city.name == country.capital for city in own):
+            train[name] = replace(country, cities=own)
     return {"train": _bordered(train), "heldout": _bordered(cut["heldout"])}
 
 
