@@ -78,6 +78,8 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     run: str
     process: str
     incarnation: int = 0
+    versions: dict[str, str] = {}
+    """Of what it computes with: rollwright, torch, Python."""
 
 
 class Resumed(Event, frozen=True, kw_only=True, tag="resumed"):

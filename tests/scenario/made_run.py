@@ -192,7 +192,7 @@ def _fill(
     finished: bool,
 ) -> None:
     h = maker.hostile
-    events.emit(RunStarted(run=folder.id, process="trainer"))
+    events.emit(RunStarted(run=folder.id, process="trainer", versions={"torch": "1.0" + h}))
     events.emit(Noted(level="warning" + h, text="a warning" + h))
     evaluated = max(8, rollouts // 20)
     groups = max(1, (rollouts - (2 if finished else 1) * evaluated) // size)

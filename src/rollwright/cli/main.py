@@ -52,12 +52,13 @@ def _options(
 
 
 def _register() -> None:
-    from rollwright.cli import assess, configuration, doctor, evaluate, report, train
+    from rollwright.cli import assess, configuration, doctor, evaluate, report, trace, train
 
     app.command("train")(train.train)
     app.command("assess")(assess.assess)
     app.command("eval")(evaluate.evaluate)
     app.command("report")(report.report)
+    app.command("trace")(trace.trace)
     app.command("config")(configuration.configuration)
     app.command("doctor")(doctor.doctor)
 

@@ -92,7 +92,7 @@ async def _evaluate(
     try:
         async with (
             leased(clock, events, Stop(), *kinds) as leases,
-            opened(parts, channel, decoder, events, leases, "evaluation") as side,
+            opened(parts, channel, decoder, events, leases, "evaluation", rounds=True) as side,
         ):
             await side.first_weights()
             return await side.evaluate(str(last.version), example=False)

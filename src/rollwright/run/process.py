@@ -11,12 +11,14 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import platform
 import signal
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from rollwright import __version__
 from rollwright.clock import SystemClock
 from rollwright.errors import LeaseRevoked, RollwrightError
 from rollwright.events import EventLog, Noted, RunStarted
@@ -47,8 +49,9 @@ def main(role: str, folder: RunFolder, parent: int, incarnation: int) -> int:
     import torch  # every role computes with it; it takes seconds, so the signals are caught already
 
     torch.set_num_threads(1)
+    versions = {"rollwright": __version__, "torch": torch.__version__, "Python": platform.python_version()}
     events = EventLog(folder.events(role), SystemClock())
-    events.emit(RunStarted(run=folder.id, process=role, incarnation=incarnation))
+    events.emit(RunStarted(run=folder.id, process=role, incarnation=incarnation, versions=versions))
     try:
         asyncio.run(_work(role)(folder, events, stop))
     except LeaseRevoked:

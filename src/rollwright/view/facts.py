@@ -7,15 +7,12 @@ page. Invariant: what has no data says so.
 from __future__ import annotations
 
 import math
-import platform
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 
-from rollwright import __version__
 from rollwright.archive.base import Line
 from rollwright.evals.statistics import Difference, paired_difference
 from rollwright.events import Evaluated, GroupEnded, Noted, Resumed, RunStarted
@@ -85,13 +82,15 @@ def header(view: RunView) -> list[tuple[str, str]]:
     return facts
 
 
-def versions() -> list[tuple[str, str]]:
-    """What this report was written with."""
-    try:
-        torch = version("torch")
-    except PackageNotFoundError:
-        torch = "not installed"
-    return [("rollwright", __version__), ("torch", torch), ("Python", platform.python_version())]
+def versions(view: RunView) -> list[tuple[str, str]]:
+    """What the run computed with, each version once; empty for a run that told nothing of it."""
+    found: dict[str, list[str]] = {}
+    for logged in view.events:
+        if isinstance(logged.event, RunStarted):
+            for name, version in logged.event.versions.items():
+                if version not in found.setdefault(name, []):
+                    found[name].append(version)
+    return [(name, ", then ".join(each)) for name, each in found.items()]
 
 
 def clock(seconds: float) -> str:

@@ -103,7 +103,7 @@ def _facts(view: RunView, bodies: Packed) -> dict[str, Any]:
         "problem": view.problem,
         "fatal": facts.fatal(view),
         "header": facts.header(view),
-        "versions": facts.versions(),
+        "versions": facts.versions(view),
         "measured": facts.measured(view),
         "outcomes": facts.outcomes(view),
         "dispositions": facts.dispositions(view),
