@@ -63,7 +63,7 @@ def check_whole(run: Path, steps: int) -> None:
     store.close()
     assert counts.balanced and not any(counts.by.get(d.value) for d in Disposition if d.open), counts
     trained = [rollout for commit in commits for rollout in commit.trained]
-    assert len(trained) == len(set(trained)) == counts.by["trained"] == steps * GROUPS * SIZE
+    assert len(trained) == len(set(trained)) == counts.by.get("trained", 0) == steps * GROUPS * SIZE
     assert sorted({commit.version.step for commit in commits}) == list(range(steps + 1))
     for entry in entries:
         if entry.disposition is Disposition.TRAINED:
@@ -121,6 +121,19 @@ def test_a_warm_start_that_was_interrupted_goes_on_where_it_was(tmp_path: Path) 
     assert steps[-1] == 120
     assert steps == sorted(set(steps)), "no update was made twice"
     check_whole(run, 1)
+
+
+@pytest.mark.timeout(240)
+def test_a_run_without_steps_ends_as_finished(tmp_path: Path) -> None:
+    short = ("warmstart.steps=3", "loop.steps=0", "evaluation.tasks=2")
+    process = start(tmp_path, *(word for text in short for word in ("--set", text)))
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode == 0, output
+    run = tmp_path / "runs" / "run-1"
+    assert (run / "finished").exists() and (run / "report.html").is_file()
+    labels = [(e.label, e.mode) for e in events(run) if isinstance(e, Evaluated)]
+    assert len(labels) == len(set(labels)) == 4
+    check_whole(run, 0)
 
 
 @pytest.mark.timeout(240)

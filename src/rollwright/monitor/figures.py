@@ -48,6 +48,8 @@ class Figures:
     notes: list[Noted] = field(default_factory=list)
     pushes: int = 0
     gap: float | None = None
+    measured: bool = False
+    """Whether this part of the run has reached its end, the evaluation "after"."""
     incarnation: int = 0
     seconds_before: float = 0.0
     """What the parts before this one took."""
@@ -81,6 +83,7 @@ class Figures:
                 self.gap = max(gap, self.gap or 0.0)
             case Evaluated():
                 self.evaluations.append(event)
+                self.measured = self.measured or (event.label, event.mode) == ("after", "greedy")
             case Noted():
                 self.notes.append(event)
             case _:
@@ -103,6 +106,7 @@ class Figures:
         self.started = self.last_wall = self.first_step_wall = None
         self.live.clear()
         self.notes.clear()
+        self.measured = False
 
     @property
     def seconds(self) -> float:

@@ -254,7 +254,7 @@ def _left_early(ended: set[str], workers: list[Worker], figures: Figures, config
     """Whether a worker ended cleanly while others wait for it: somebody asked it to stop, past us."""
     if len(ended) in (0, len(workers)):
         return False
-    return "rollouts" in ended or figures.step < config.loop.steps
+    return not figures.measured if "rollouts" in ended else figures.step < config.loop.steps
 
 
 def _raise_failure(folder: RunFolder, failed: Worker | None, figures: Figures) -> None:

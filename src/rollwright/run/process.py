@@ -49,7 +49,11 @@ def main(role: str, folder: RunFolder, parent: int, incarnation: int) -> int:
     import torch  # every role computes with it; it takes seconds, so the signals are caught already
 
     torch.set_num_threads(1)
-    versions = {"rollwright": __version__, "torch": torch.__version__, "Python": platform.python_version()}
+    versions = {
+        "rollwright": __version__,
+        "torch": str(torch.__version__),
+        "Python": platform.python_version(),
+    }
     events = EventLog(folder.events(role), SystemClock())
     events.emit(RunStarted(run=folder.id, process=role, incarnation=incarnation, versions=versions))
     try:
