@@ -31,7 +31,14 @@ def browser() -> Path | None:
     return next((Path(found) for name in names if (found := shutil.which(name))), None)
 
 
-NEEDS: dict[str, Callable[[], str | None]] = {"chromium": chromium}
+def reasoning_gym() -> str | None:
+    """Why its data sets can't be made."""
+    if find_spec("reasoning_gym") is None:
+        return "the package reasoning-gym is missing: pip install -e '.[reasoning-gym]'"
+    return None
+
+
+NEEDS: dict[str, Callable[[], str | None]] = {"chromium": chromium, "reasoning-gym": reasoning_gym}
 """Name → a function that says why it is missing."""
 
 REQUIRED = {name.strip() for name in os.environ.get("ROLLWRIGHT_REQUIRE", "").split(",")} - {""}

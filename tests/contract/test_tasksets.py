@@ -7,23 +7,27 @@ import msgspec
 import pytest
 
 from rollwright.config import load
-from rollwright.tasks.config import GymConfig, JsonlConfig, RecordsConfig
+from rollwright.tasks.config import AtlasConfig, GymConfig, JsonlConfig, RecordsConfig
 from rollwright.testing.tasksets import CHECKS, NUMBERS, Make
 
 OWN = Path(__file__).parents[2] / "examples" / "own_task" / "sales.toml"
 GYM = ("chain_sum", "spell_backward", "family_relationships", "course_schedule")
 
 
-@pytest.fixture(params=["records", "records-one-syllable", "jsonl", "own", *(f"gym-{name}" for name in GYM)])
+GYM_SETS = [pytest.param(f"gym-{name}", marks=pytest.mark.needs("reasoning-gym")) for name in GYM]
+
+
+@pytest.fixture(params=["records", "records-one-syllable", "jsonl", "own", "atlas", *GYM_SETS])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
     if request.param == "records":
         return RecordsConfig().build
     if request.param == "records-one-syllable":
         return RecordsConfig(syllables=1, people=4, cities=3, hops=2).build
+    if request.param == "atlas":
+        return AtlasConfig().build
     if request.param == "own":
         return load([OWN]).tasks.build  # type: ignore[attr-defined, no-any-return]
     if request.param.startswith("gym-"):
-        pytest.importorskip("reasoning_gym", reason="needs the extra 'reasoning-gym'")
         return GymConfig(dataset=request.param.removeprefix("gym-"), heldout=NUMBERS).build
     records = RecordsConfig().build()
     paths = {}

@@ -126,9 +126,9 @@ async def test_a_right_answer_without_the_right_call_fails_on_the_twin(tmp_path:
     assert [s.score.value for s in await played(tmp_path, made, tasks, guess)] == [0.0] * 8
 
 
+@pytest.mark.needs("reasoning-gym")
 @pytest.mark.parametrize("name", ["chain_sum", "spell_backward", "word_sorting"])
 async def test_reasoning_gym_scores_what_a_rollout_answers(tmp_path: Path, name: str) -> None:
-    pytest.importorskip("reasoning_gym", reason="needs the extra 'reasoning-gym'")
     made = GymConfig(dataset=name, heldout=8, limits=LimitsConfig(max_tokens=512, turn_tokens=128)).build()
     tasks = [made.task("heldout", number) for number in range(8)]
 
@@ -141,8 +141,8 @@ async def test_reasoning_gym_scores_what_a_rollout_answers(tmp_path: Path, name:
     assert {part.name for scored in found for part in scored.score.parts} == {"scored_by"}
 
 
+@pytest.mark.needs("reasoning-gym")
 async def test_a_check_that_names_a_module_imports_nothing(tmp_path: Path) -> None:
-    pytest.importorskip("reasoning_gym", reason="needs the extra 'reasoning-gym'")
     tasks = GymConfig(heldout=2).build()
     attack = ScoredBy(scorer="this:s", arguments={})
     task = replace(tasks.task("heldout", 0), checks=(attack,))

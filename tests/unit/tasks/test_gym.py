@@ -12,11 +12,10 @@ from pydantic import ValidationError
 
 from rollwright.errors import ConfigError, MissingExtra
 from rollwright.tasks.config import GymConfig
+from rollwright.tasks.gym import GymScorer, data_sets
 from rollwright.types import ScoredBy
 
-pytest.importorskip("reasoning_gym", reason="needs the extra 'reasoning-gym'")
-
-from rollwright.tasks.gym import GymScorer, data_sets
+pytestmark = pytest.mark.needs("reasoning-gym")
 
 SMALL = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 
