@@ -1,4 +1,4 @@
-"""Questions over real countries and cities: `Warsaw's country's neighbour's capital?`, one query for each hop.
+"""Questions over real countries and cities: `Rome's country's neighbour's capital?`, one query for each hop.
 
 Role: the built-in task set on real data. Neighbours: `atlas_facts` holds the facts and says what is held out,
 `spelling` cuts names into pieces, `config` holds wording, sizes and habits; the reward replays each answer on
