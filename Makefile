@@ -41,6 +41,8 @@ bench: $(VENV)/.dev ## every benchmark, in its quick form
 	$(BIN)/python benchmarks/learning.py --quick
 	$(BIN)/python benchmarks/learning.py --quick --control
 	$(BIN)/python benchmarks/modes.py --quick
+	$(BIN)/python benchmarks/crash.py --quick
+	$(BIN)/python benchmarks/trace.py --quick
 
 docs: $(VENV)/.docs ## the documentation, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
