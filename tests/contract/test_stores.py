@@ -1,7 +1,8 @@
 """Both stores keep the contract of queue and ledger."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -14,15 +15,19 @@ from rollwright.testing.stores import CHECKS, Make
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
     if request.param == "memory":
-        return MemoryStore
-    numbers = itertools.count()
+        yield MemoryStore
+        return
+    numbers, stack = itertools.count(), ExitStack()
 
     def sqlite(capacity: int) -> Store:
-        return SqliteStore(tmp_path / f"{next(numbers)}.db", capacity, FakeClock())
+        return stack.enter_context(
+            closing(SqliteStore(tmp_path / f"{next(numbers)}.db", capacity, FakeClock()))
+        )
 
-    return sqlite
+    with stack:
+        yield sqlite
 
 
 @pytest.mark.parametrize("check", CHECKS)

@@ -47,13 +47,14 @@ def _failed(guard: Guard, reason: str) -> Verdict:
 
 def strictest(verdicts: Sequence[Verdict]) -> Verdict:
     """The most restrictive verdict; among equals one that does not depend on the order. Two guards that
-    want to modify differently cannot both have their way: denied. None at all: denied."""
+    want to modify differently cannot both have their way: that counts as a denial. None at all: denied."""
     if not verdicts:
         return Verdict(decision=Decision.DENY, rule="chain/empty", reason="no guard is configured")
+    modify = [verdict for verdict in verdicts if verdict.decision is Decision.MODIFY]
+    if any(verdict.arguments != modify[0].arguments for verdict in modify):
+        rules = " and ".join(sorted({verdict.rule for verdict in modify}))
+        conflict = Verdict(decision=Decision.DENY, rule="chain/conflict", reason=f"{rules} disagree")
+        verdicts = [*verdicts, conflict]
     worst = max(verdict.decision for verdict in verdicts)
     equals = [verdict for verdict in verdicts if verdict.decision is worst]
-    chosen = min(equals, key=lambda verdict: (verdict.rule, verdict.reason))
-    if worst is Decision.MODIFY and any(verdict.arguments != chosen.arguments for verdict in equals):
-        rules = " and ".join(sorted({verdict.rule for verdict in equals}))
-        return Verdict(decision=Decision.DENY, rule="chain/conflict", reason=f"{rules} disagree")
-    return chosen
+    return min(equals, key=lambda verdict: (verdict.rule, verdict.reason))

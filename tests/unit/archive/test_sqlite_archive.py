@@ -7,6 +7,8 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -28,8 +30,23 @@ def members(number: int = 0) -> tuple[Scored, ...]:
     return make_group([1.0, 0.0, None], id=f"0-g{number}").members
 
 
+OPEN: list[SqliteArchive] = []
+
+
+def opening(path: Path) -> SqliteArchive:
+    OPEN.append(SqliteArchive(path))
+    return OPEN[-1]
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    while OPEN:
+        OPEN.pop().close()
+
+
 def filled(path: Path) -> SqliteArchive:
-    archive = SqliteArchive(path)
+    archive = opening(path)
     for number in range(3):
         for member in members(number):
             archive.add(TASK, member)
@@ -84,10 +101,10 @@ def test_samples_are_kept_by_row_and_by_version(tmp_path: Path) -> None:
 
 
 def test_a_full_buffer_is_written_without_a_flush(tmp_path: Path) -> None:
-    archive = SqliteArchive(tmp_path / "a.db")
+    archive = opening(tmp_path / "a.db")
     for number in range(PENDING):
         archive.add(TASK, members(number)[0])
-    other = SqliteArchive(tmp_path / "a.db")
+    other = opening(tmp_path / "a.db")
     assert len(list(other.lines())) == PENDING
 
 
@@ -109,7 +126,7 @@ while True:
 
 def test_what_was_flushed_survives_kill_9_of_the_writer_while_others_read(tmp_path: Path) -> None:
     path, here = tmp_path / "a.db", str(Path(__file__).parent)
-    reader = SqliteArchive(path)
+    reader = opening(path)
     command = [sys.executable, "-c", WRITER, str(path), here]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
@@ -125,10 +142,10 @@ def test_what_was_flushed_survives_kill_9_of_the_writer_while_others_read(tmp_pa
 
 def test_another_schema_is_refused(tmp_path: Path) -> None:
     filled(tmp_path / "a.db").close()
-    with sqlite3.connect(tmp_path / "a.db") as db:
+    with closing(sqlite3.connect(tmp_path / "a.db", isolation_level=None)) as db:
         db.execute("UPDATE meta SET version = 99")
     with pytest.raises(SchemaError, match="schema 99"):
-        SqliteArchive(tmp_path / "a.db")
+        opening(tmp_path / "a.db")
 
 
 def test_no_archive_and_no_database_are_one_line(tmp_path: Path) -> None:
@@ -140,15 +157,16 @@ def test_no_archive_and_no_database_are_one_line(tmp_path: Path) -> None:
 
 
 def test_a_closed_archive_may_be_closed_again(tmp_path: Path) -> None:
-    archive = SqliteArchive(tmp_path / "a.db")
+    archive = opening(tmp_path / "a.db")
     archive.add(TASK, members()[0])
     archive.close()
     archive.close()
-    assert [line.rollout for line in opened(tmp_path / "a.db").lines()] == ["0-g0/0"]
+    with closing(opened(tmp_path / "a.db")) as again:
+        assert [line.rollout for line in again.lines()] == ["0-g0/0"]
 
 
 def test_busy_readers_do_not_stop_a_writer(tmp_path: Path) -> None:
-    archive, reader = filled(tmp_path / "a.db"), SqliteArchive(tmp_path / "a.db")
+    archive, reader = filled(tmp_path / "a.db"), opening(tmp_path / "a.db")
     lines = reader.lines()
     assert next(lines).rollout == "0-g0/0"  # a page is open
     began = SystemClock().now()

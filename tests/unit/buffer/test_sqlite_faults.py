@@ -5,7 +5,7 @@ import resource
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -39,8 +39,19 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "run.db"
 
 
+OPEN: list[SqliteStore] = []
+
+
 def open_store(path: Path, **more: object) -> SqliteStore:
-    return SqliteStore(path, 10_000, FakeClock(), **more)  # type: ignore[arg-type]
+    OPEN.append(SqliteStore(path, 10_000, FakeClock(), **more))  # type: ignore[arg-type]
+    return OPEN[-1]
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    while OPEN:
+        OPEN.pop().close()
 
 
 def test_disk_full(path: Path) -> None:
@@ -89,6 +100,7 @@ class Interrupting(FakeClock):
 def test_an_interrupted_commit_is_none(path: Path) -> None:
     clock = Interrupting()
     store = SqliteStore(path, 4, clock)
+    OPEN.append(store)
     group = started(store, 0)
     assert store.put(group)
     stale = Drop(rollout="g0/1", disposition=Disposition.STALE)
@@ -116,7 +128,7 @@ def test_consumed_payloads_make_room(path: Path) -> None:
 
 def test_another_schema_is_refused(path: Path) -> None:
     open_store(path).close()
-    with sqlite3.connect(path) as db:
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("UPDATE meta SET version = ?", (VERSION + 1,))
     with pytest.raises(SchemaError, match=f"schema {VERSION + 1}"):
         open_store(path)

