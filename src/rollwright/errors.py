@@ -17,6 +17,7 @@ RollwrightError
 ├── DoorError           (PermissionError)  an action was tried past `invoke`
 ├── DeadlineExceeded    (TimeoutError)  says what waited, since when and for what
 ├── StoreError                          queue, ledger or blob store refused
+│   └── DamagedStore                    its file is not what was written
 ├── NoSignal                            nothing to learn from: no group has reward variance
 └── LeaseRevoked                        the pool took a lease back
 ```
@@ -106,6 +107,10 @@ class DeadlineExceeded(RollwrightError, TimeoutError):
 
 class StoreError(RollwrightError):
     """Queue, ledger or blob store refused."""
+
+
+class DamagedStore(StoreError):
+    """The file of a store is damaged."""
 
 
 class NoSignal(RollwrightError):

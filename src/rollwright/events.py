@@ -154,6 +154,9 @@ class Evaluated(Event, frozen=True, kw_only=True, tag="evaluated"):
     low: float
     high: float
     metrics: dict[str, float] = {}
+    step: int | None = None
+    """Optimiser steps behind the policy that was measured."""
+    incarnation: int = 0
 
 
 class Metrics(Event, frozen=True, kw_only=True, tag="metrics"):

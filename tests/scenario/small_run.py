@@ -40,7 +40,7 @@ STEPS, GROUPS, SIZE = 6, 4, 8
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     """`rollwright train` of the small run in `folder`, with `arguments`."""
     (folder / "small.toml").write_text(SMALL)
-    command = [sys.executable, "-m", "rollwright.cli.main", "train", "small.toml", *arguments]
+    command = [sys.executable, "-P", "-m", "rollwright.cli.main", "train", "small.toml", *arguments]
     return subprocess.Popen(
         command,
         cwd=folder,
@@ -63,3 +63,18 @@ def processes_of(folder: Path) -> list[str]:
             if str(folder) in line and int(entry.name) != os.getpid():
                 found.append(line)
     return found
+
+
+def resume(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`rollwright train --resume` of the run that `start` began in `folder`."""
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "rollwright.cli.main",
+        "train",
+        "--resume",
+        "runs/run-1",
+        *arguments,
+    ]
+    return subprocess.run(command, cwd=folder, text=True, capture_output=True, timeout=200, check=False)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from small_run import GROUPS, SIZE, SMALL, STEPS, processes_of, start
+from small_run import GROUPS, SIZE, SMALL, STEPS, processes_of, resume, start
 
 from rollwright.archive.sqlite import opened
 from rollwright.buffer.sqlite import SqliteStore
@@ -30,11 +30,6 @@ def until(run: Path, process: subprocess.Popen[str], reached: Callable[[Event], 
     while not any(reached(event) for event in events(run)):
         assert process.poll() is None and clock.now() - began < 150, process.communicate()[0]
         clock.pause(0.1)
-
-
-def resume(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rollwright.cli.main", "train", "--resume", "runs/run-1", *arguments]
-    return subprocess.run(command, cwd=folder, text=True, capture_output=True, timeout=200, check=False)
 
 
 def pid_of(run: Path, role: str) -> int:

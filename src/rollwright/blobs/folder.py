@@ -77,7 +77,8 @@ class FolderBlobs:
             if path.parent.name + path.name not in digests:
                 freed += _remove(path)
         for draft in self._drafts.iterdir():
-            if not _alive(int(draft.name.partition("-")[0])):
+            owner = draft.name.partition("-")[0]
+            if owner.isdecimal() and not _alive(int(owner)):  # what is not ours stays
                 freed += _remove(draft)
         return freed
 

@@ -43,16 +43,20 @@ def train(
         sets.append(f'mode="{mode}"')
     if unsafe_sandbox:
         sets.append("sandbox.unsafe=true")
-    if resume is not None:
-        if configs:
-            raise ConfigError(f"--resume {resume} goes on as that run was configured: leave out {configs[0]}")
-        ended = conductor.resume(resume, sets, Console())
-    elif not configs:
+    if resume is not None and configs:
+        raise ConfigError(f"--resume {resume} goes on as that run was configured: leave out {configs[0]}")
+    if resume is None and not configs:
         raise ConfigError(
             "nothing to train: give a TOML file, for example examples/records.toml, or --resume"
         )
-    else:
-        ended = conductor.conduct(load(configs, sets), Console())
+    try:
+        if resume is not None:
+            ended = conductor.resume(resume, sets, Console())
+        else:
+            ended = conductor.conduct(load(configs or [], sets), Console())
+    except conductor.WorkerFailed as error:
+        _report(error.folder)
+        raise
     _report(ended.folder)
     raise typer.Exit(ended.code)
 

@@ -48,8 +48,6 @@ class Figures:
     notes: list[Noted] = field(default_factory=list)
     pushes: int = 0
     gap: float | None = None
-    measured: bool = False
-    """Whether this part of the run has reached its end, the evaluation "after"."""
     incarnation: int = 0
     seconds_before: float = 0.0
     """What the parts before this one took."""
@@ -83,7 +81,6 @@ class Figures:
                 self.gap = max(gap, self.gap or 0.0)
             case Evaluated():
                 self.evaluations.append(event)
-                self.measured = self.measured or (event.label, event.mode) == ("after", "greedy")
             case Noted():
                 self.notes.append(event)
             case _:
@@ -106,7 +103,12 @@ class Figures:
         self.started = self.last_wall = self.first_step_wall = None
         self.live.clear()
         self.notes.clear()
-        self.measured = False
+
+    @property
+    def measured(self) -> bool:
+        """Whether the policy after the last step was measured: the run's end."""
+        ends = (e for e in self.evaluations if (e.label, e.mode) == ("after", "greedy"))
+        return any(e.step is not None and e.step >= self.total_steps for e in ends)
 
     @property
     def seconds(self) -> float:

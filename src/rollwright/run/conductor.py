@@ -1,77 +1,44 @@
 """The conductor: starts a run's processes, shows what they say, ends them together.
 
-Role: `rollwright train`. Neighbours: `begin` prepares the folder, `process` is what it starts, `monitor` what
-it shows.
-Invariants: no process of a run outlives it; the ledger is settled and balanced when it returns; whatever it
-shows is read from the run folder.
+Role: `rollwright train`. Neighbours: `begin` prepares the folder, `workers` are what it starts, `monitor`
+what it shows, `settle` what it does last. Invariants: no process of a run outlives it; the ledger is settled
+and balanced when it returns; whatever it shows is read from the run folder.
 """
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
 
-from rollwright.buffer.base import Commit, Drop, Store
 from rollwright.clock import Clock, SystemClock
 from rollwright.config import RunConfig
-from rollwright.errors import MissingExtra, RollwrightError, StoreError
+from rollwright.errors import MissingExtra, RollwrightError
 from rollwright.events import Tail
 from rollwright.monitor.figures import Figures
 from rollwright.monitor.terminal import Terminal, before_after
-from rollwright.run.begin import begin, held, incarnation, reap, reopen
+from rollwright.run.begin import begin, held, reached, reopen
 from rollwright.run.folder import RunFolder
-from rollwright.types import Disposition, PolicyVersion
+from rollwright.run.settle import settle
+from rollwright.run.workers import ROLES, Worker, end, launch, tell
 
 POLL_SECONDS = 0.1
-GRACE_SECONDS = 20.0
-"""How long a process may take to stop cleanly before it is killed."""
+STOP_SECONDS = 120.0
+"""How long the present piece of work may take after the first Ctrl-C; longer is not waited for."""
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask for an end: Ctrl-C, a service manager's, and that of a terminal that is closed."""
-
-ROLES = {"coupled": ("coupled",), "async": ("trainer", "rollouts")}
 
 
 class WorkerFailed(RollwrightError):
     """A process of the run ended with an error; the text is its first one."""
 
-
-@dataclass
-class Worker:
-    """One process of the run."""
-
-    role: str
-    process: subprocess.Popen[bytes]
-
-
-def launch(folder: RunFolder, role: str, incarnation: int) -> Worker:
-    """Start a worker in a session of its own, so that Ctrl-C reaches it through us only."""
-    environment = dict(os.environ, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive", PYTHONUNBUFFERED="1")
-    with folder.output(role).open("ab") as output:
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "rollwright.run.process",
-                role,
-                str(folder.path.absolute()),
-                str(os.getpid()),
-                str(incarnation),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=environment,
-            start_new_session=True,
-        )
-    return Worker(role, process)
+    def __init__(self, text: str, folder: RunFolder) -> None:
+        super().__init__(text)
+        self.folder = folder
 
 
 @dataclass(frozen=True)
@@ -106,7 +73,7 @@ def resume(path: Path, overrides: list[str], console: Console) -> Ended:
     _torch()
     folder, clock = RunFolder(path), SystemClock()
     with held(folder):
-        config = reopen(folder, overrides, clock)
+        config = reopen(folder, overrides, clock, lambda text: console.print(text, soft_wrap=True))
         if config is None:
             text = f"{path} is finished; to train it further: --set loop.steps=N"
             console.print(text, highlight=False, soft_wrap=True)
@@ -120,134 +87,115 @@ def _torch() -> None:
 
 
 def supervise(folder: RunFolder, config: RunConfig, console: Console, clock: Clock) -> tuple[int, Figures]:
-    """Run the processes of `folder` to their end and show them; (exit code, what the run looked like)."""
+    """Run the processes of `folder` to their end and show them; (exit code, what the run looked like).
+
+    Raises:
+        WorkerFailed: one of them failed, or left before its work was done.
+    """
     figures, tail = Figures(config.loop.steps), Tail(folder.path)
     for logged in tail.read():  # of the parts before this one
         figures.feed(logged)
-    incarnation = _incarnation(folder, config, clock)
+    incarnation = reached(folder, config, clock)[0]
     figures.part(incarnation)
-    workers = [launch(folder, role, incarnation) for role in ROLES[config.mode]]
-    interrupts = 0
-
-    def interrupt(*_: object) -> None:
-        nonlocal interrupts
-        interrupts += 1
-
-    previous = {number: signal.signal(number, interrupt) for number in STOPS}
-    told, failed, early = 0, None, False
+    stopping = _Stopping(clock, console)
+    previous = {number: signal.signal(number, stopping.ask) for number in STOPS}
+    workers: list[Worker] = []
     try:
-        with Terminal(console, figures, f"{folder.id} · {config.mode}") as terminal:
-            while any(worker.process.poll() is None for worker in workers):
-                clock.pause(POLL_SECONDS)
-                gone = _ended(workers)  # before its last events are read
-                for logged in tail.read():
-                    figures.feed(logged)
-                terminal.update(clock.now())
-                if interrupts > told:
-                    told = interrupts
-                    _interrupt(workers, hard=interrupts > 1, console=console)
-                failed = _failed(workers)
-                early = interrupts == 0 and _left_early(gone, workers, figures, config)
-                if failed or early:
-                    break
-            failed = failed or _failed(workers)
+        terminal = Terminal(console, figures, f"{folder.id} · {config.mode}")
+        try:
+            workers += [launch(folder, role, incarnation) for role in ROLES[config.mode]]
+            with terminal:
+                fault = _watch(workers, tail, figures, terminal, stopping, config)
+        finally:
             end(workers, clock)
-            for logged in tail.read():
-                figures.feed(logged)
-            terminal.update(clock.now())
+            settle(folder, config, clock)
+        if not stopping.asked:
+            if fault:
+                raise WorkerFailed(fault(folder, figures) + _how_on(folder, config, clock), folder)
+            folder.finished.touch()
+        terminal.summary(folder.example.read_text() if folder.example.is_file() else None)
+        if stopping.asked:
+            text = _where(figures, config) + _how_on(folder, config, clock)
+            console.print(text, highlight=False, soft_wrap=True)
     finally:
-        end(workers, clock)
         for number, handler in previous.items():
             signal.signal(number, handler)
-        settle(folder, config, clock)
-    if not interrupts:
-        _raise_failure(folder, failed, figures)
-        if early:
-            text = f"a process of the run was told to stop; the run ended at step {figures.step}"
-            raise WorkerFailed(text + _how_on(folder))
-        folder.finished.touch()
-    example = folder.example.read_text() if folder.example.is_file() else None
-    terminal.summary(example)
-    if interrupts:
-        reached = f"stopped at step {figures.step} of {config.loop.steps}"
-        if figures.step == 0 and figures.warm_total:
-            reached = f"stopped in the warm start, at {figures.warm} of {figures.warm_total}"
-        console.print(reached + _how_on(folder), highlight=False, soft_wrap=True)
-    return (130 if interrupts else 0), figures
+    return (130 if stopping.asked else 0), figures
 
 
-def _interrupt(workers: list[Worker], hard: bool, console: Console) -> None:
-    console.print("stopping now" if hard else "ending the present piece of work; Ctrl-C again stops at once")
-    for worker in workers:
-        if worker.process.poll() is None:
-            worker.process.send_signal(signal.SIGKILL if hard else signal.SIGINT)
+class _Stopping:
+    """The wish to stop: the first signal asks the workers, the second kills them, and so does waiting too
+    long after the first."""
+
+    def __init__(self, clock: Clock, console: Console) -> None:
+        self._clock, self._console = clock, console
+        self.asked = self._told = 0
+        self._since = 0.0
+
+    def ask(self, *_: object) -> None:
+        """A signal came."""
+        self.asked += 1
+
+    def act(self, workers: list[Worker]) -> None:
+        """Do what was asked for since the last time."""
+        now = self._clock.now()
+        if self.asked and self._told < 2 and (self.asked > self._told or now - self._since > STOP_SECONDS):
+            hard = self.asked > 1 or self._told > 0
+            text = "stopping now" if hard else "ending the present piece of work; Ctrl-C again stops at once"
+            self._told, self._since = (2 if hard else 1), now
+            self._console.print(text)
+            tell(workers, signal.SIGKILL if hard else signal.SIGINT)
 
 
-def end(workers: list[Worker], clock: Clock) -> None:
-    """Have every worker end: asked first, killed after `GRACE_SECONDS`."""
-    for worker in workers:
-        if worker.process.poll() is None:
-            worker.process.send_signal(signal.SIGINT)
-    deadline = clock.now() + GRACE_SECONDS
-    for worker in workers:
-        try:
-            worker.process.wait(max(0.0, deadline - clock.now()))
-        except subprocess.TimeoutExpired:
-            worker.process.kill()
-            worker.process.wait()
+@dataclass(frozen=True)
+class _Fault:
+    """What ended a run that nobody stopped; called, it says so in one line."""
+
+    failed: Worker | None
+
+    def __call__(self, folder: RunFolder, figures: Figures) -> str:
+        if self.failed is None:
+            return f"a process of the run was told to stop; the run ended at step {figures.step}"
+        fatal = [note.text for note in figures.notes if note.level == "fatal"]
+        if fatal:
+            return fatal[0]
+        log, code = folder.output(self.failed.role), self.failed.process.returncode
+        if code < 0:
+            return f"{self.failed.role} was killed by {signal.Signals(-code).name}"
+        lines = log.read_text(errors="replace").strip().splitlines() or ["nothing in its log"]
+        return f"{self.failed.role} ended with code {code}: {lines[-1]} (see {log})"
 
 
-def settle(folder: RunFolder, config: RunConfig, clock: Clock) -> None:
-    """Close the ledger of a run whose processes are gone: nothing is left running, and nothing queued if
-    the run is finished (after a stop the queue waits for a resume).
-
-    Raises:
-        StoreError: started rollouts and dispositions don't agree.
-    """
-    if not folder.store.is_file():
-        return
-    reap(folder)
-    store = config.queue.build(folder.store, clock, run=folder.id)
-    try:
-        store.reopen()
-        last = store.last_commit()
-        if last is not None and last.version.step >= config.loop.steps:
-            _end_surplus(store, store.lineage().version(last.version.step), last.position)
-        counts = store.counts()
-        if not counts.balanced:
-            raise StoreError(
-                f"the ledger is not balanced: started {counts.started}, dispositions {counts.by}"
-            )
-    finally:
-        store.close()
-
-
-def _end_surplus(store: Store, version: PolicyVersion, position: int) -> None:
-    """A finished run trains nothing any more: what still waits in the queue ends as surplus."""
-    while queued := store.read(position, 100):
-        ended = [
-            Drop(
-                rollout=member.rollout.identity.rollout,
-                disposition=Disposition.SURPLUS,
-                reason="run finished",
-            )
-            for each in queued
-            for member in each.group.members
-        ]
-        position = queued[-1].position
-        store.commit(
-            Commit(version=version, position=position, trained=(), dropped=tuple(ended), checkpoint="")
-        )
+def _watch(
+    workers: list[Worker],
+    tail: Tail,
+    figures: Figures,
+    terminal: Terminal,
+    stopping: _Stopping,
+    config: RunConfig,
+) -> _Fault | None:
+    """Show the run until its workers have ended, one of them failed, or one left before its work was done;
+    the fault, if there is one."""
+    clock = stopping._clock
+    fault: _Fault | None = None
+    while fault is None and any(worker.alive for worker in workers):
+        clock.pause(POLL_SECONDS)
+        gone = {worker.role for worker in workers if not worker.alive}  # before its last events are read
+        _show(tail, figures, terminal, clock)
+        stopping.act(workers)
+        failed = next((worker for worker in workers if worker.failed), None)
+        if failed or (not stopping.asked and _left_early(gone, workers, figures, config)):
+            fault = _Fault(failed)
+    end(workers, clock)
+    _show(tail, figures, terminal, clock)
+    failed = next((worker for worker in workers if worker.failed), None)
+    return fault or (_Fault(failed) if failed else None)
 
 
-def _failed(workers: list[Worker]) -> Worker | None:
-    """A worker that ended other than it should."""
-    return next((worker for worker in workers if worker.process.poll() not in (None, 0)), None)
-
-
-def _ended(workers: list[Worker]) -> set[str]:
-    """Roles of the workers that have ended."""
-    return {worker.role for worker in workers if worker.process.poll() is not None}
+def _show(tail: Tail, figures: Figures, terminal: Terminal, clock: Clock) -> None:
+    for logged in tail.read():
+        figures.feed(logged)
+    terminal.update(clock.now())
 
 
 def _left_early(ended: set[str], workers: list[Worker], figures: Figures, config: RunConfig) -> bool:
@@ -257,35 +205,19 @@ def _left_early(ended: set[str], workers: list[Worker], figures: Figures, config
     return not figures.measured if "rollouts" in ended else figures.step < config.loop.steps
 
 
-def _raise_failure(folder: RunFolder, failed: Worker | None, figures: Figures) -> None:
-    """The error that ended the run: as its worker told it, or the last line of the log of one that could
-    not.
-
-    Raises:
-        WorkerFailed: there is one.
-    """
-    if failed is None:
-        return
-    fatal = [note.text for note in figures.notes if note.level == "fatal"]
-    if fatal:
-        raise WorkerFailed(fatal[0] + _how_on(folder))
-    log, code = folder.output(failed.role), failed.process.returncode
-    if code < 0:
-        raise WorkerFailed(f"{failed.role} was killed by {signal.Signals(-code).name}{_how_on(folder)}")
-    lines = log.read_text(errors="replace").strip().splitlines() or ["nothing in its log"]
-    raise WorkerFailed(f"{failed.role} ended with code {code}: {lines[-1]} (see {log}){_how_on(folder)}")
+def _where(figures: Figures, config: RunConfig) -> str:
+    if figures.step == 0 and figures.warm_total:
+        return f"stopped in the warm start, at {figures.warm} of {figures.warm_total}"
+    return f"stopped at step {figures.step} of {config.loop.steps}"
 
 
-def _how_on(folder: RunFolder) -> str:
-    return f"; `rollwright train --resume {folder.path}` goes on, `rollwright eval {folder.path}` measures"
-
-
-def _incarnation(folder: RunFolder, config: RunConfig, clock: Clock) -> int:
-    store = config.queue.build(folder.store, clock, run=folder.id)
-    try:
-        return incarnation(store)
-    finally:
-        store.close()
+def _how_on(folder: RunFolder, config: RunConfig, clock: Clock) -> str:
+    """What a person can do with a run that ended before its end."""
+    if config.queue.type == "memory":
+        return ""
+    step = reached(folder, config, clock)[1]
+    measure = "" if step is None else f", `rollwright eval {folder.path}` measures"
+    return f"; `rollwright train --resume {folder.path}` goes on{measure}"
 
 
 def evaluate_run(path: Path, overrides: list[str], console: Console) -> int:

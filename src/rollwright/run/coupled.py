@@ -13,7 +13,7 @@ from rollwright.pool.base import WorkKind
 from rollwright.run.folder import RunFolder
 from rollwright.run.leases import leased
 from rollwright.run.parts import build
-from rollwright.run.rollout_side import measured, opened
+from rollwright.run.rollout_side import opened
 from rollwright.run.stop import Stop
 from rollwright.run.trainer_side import TrainerSide
 from rollwright.weights.in_process import InProcessChannel
@@ -34,8 +34,7 @@ async def work(folder: RunFolder, events: EventLog, stop: Stop) -> None:
             if lease.revoked:
                 return
             await rollouts.first_weights()
-            if not measured(folder, "before"):
-                await rollouts.evaluate("before")
+            await rollouts.measure("before")
             while trainer.step < parts.config.loop.steps and not lease.revoked:
                 await rollouts.fill(parts.config.loop.groups)
                 groups = await trainer.batch()
@@ -44,5 +43,5 @@ async def work(folder: RunFolder, events: EventLog, stop: Stop) -> None:
                 trainer.train(groups)
                 await rollouts.first_weights()
             if not lease.revoked:
-                await rollouts.evaluate("after")
+                await rollouts.measure("after")
     parts.close()

@@ -12,6 +12,7 @@ import json
 import os
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from rollwright.config import RunConfig, resolved
@@ -25,10 +26,13 @@ class RunFolder:
 
     path: Path
 
-    @property
+    @cached_property
     def id(self) -> str:
-        """The run's id: the folder's name."""
-        return self.path.name
+        """The run's id: the name that its folder got when it was made; it stays when the folder is moved."""
+        try:
+            return str(json.loads(self.config.read_text())["run"])
+        except (OSError, ValueError, LookupError, TypeError):
+            return self.path.resolve().name
 
     @property
     def config(self) -> Path:
@@ -105,7 +109,7 @@ class RunFolder:
         """
         draft, kept = self.config.with_suffix(".draft"), self.path / f"config-before-{incarnation}.json"
         try:
-            draft.write_text(_stored(config))
+            draft.write_text(_stored(config, self.id))
             os.link(self.config, kept)
             draft.replace(self.config)
         except OSError as error:
@@ -147,7 +151,7 @@ def create(config: RunConfig) -> RunFolder:
     try:
         root.mkdir(parents=True, exist_ok=True)
         folder = _numbered(root, config.name)
-        folder.config.write_text(_stored(config))
+        folder.config.write_text(_stored(config, folder.path.name))
     except OSError as error:
         raise ConfigError(
             f"folder = {config.folder!r}: cannot write there ({error.strerror}); "
@@ -179,5 +183,5 @@ def _numbered(root: Path, name: str) -> RunFolder:
             return RunFolder(root / f"{name}-{number}")
 
 
-def _stored(config: RunConfig) -> str:
-    return json.dumps({"schema": SCHEMA, "config": config.model_dump(mode="json")}, indent=1)
+def _stored(config: RunConfig, run: str) -> str:
+    return json.dumps({"schema": SCHEMA, "run": run, "config": config.model_dump(mode="json")}, indent=1)

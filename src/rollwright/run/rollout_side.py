@@ -17,7 +17,9 @@ import random
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 
-from rollwright.buffer.base import Drop, put_when_room
+from msgspec.structs import replace
+
+from rollwright.buffer.base import Drop, Store, put_when_room
 from rollwright.clock import SystemClock
 from rollwright.engine.base import Engine
 from rollwright.errors import ConfigError, DeadlineExceeded
@@ -49,7 +51,7 @@ from rollwright.weights.base import WeightChannel
 Leases = Mapping[WorkKind, Lease]
 
 LOOK_BACK = 20_000
-"""Started rollouts among which the newest task number is looked for; far more than are ever in flight."""
+"""Started rollouts among which the newest task number is looked for first; far more than are in flight."""
 
 POLL_SECONDS = 0.05
 """Pause between two looks for new weights."""
@@ -71,7 +73,7 @@ class RolloutSide:
         self.engine, self.factory = engine, factory
         self.version: PolicyVersion | None = None
         self.incarnation = incarnation(parts.store)
-        self.numbers = itertools.count(next_number(parts.store.newest(LOOK_BACK)))
+        self.numbers = itertools.count(_next_number(parts.store))
         self.signal = SignalGuard()
 
     async def take(self, ref: WeightsRef) -> None:
@@ -163,6 +165,20 @@ class RolloutSide:
             [Drop(rollout=r, disposition=Disposition.SURPLUS, reason="made but not needed") for r in rollouts]
         )
 
+    async def measure(self, label: str) -> None:
+        """Evaluate the policy as `label`, unless that was done: "before" is the policy before any step,
+        "after" the one after the last."""
+        step = self.version.step if self.version else 0
+        told = [e.event for e in read_events(self.parts.folder.path) if isinstance(e.event, Evaluated)]
+        if (label, "greedy", step) in [(e.label, e.mode, e.step) for e in told]:
+            return
+        if label == "before" and step > 0:
+            if not any(e.label == label for e in told):
+                text = "what the policy could do before was not measured"
+                self.events.emit(Noted(level="warning", text=text))
+            return
+        await self.evaluate(label)
+
     async def evaluate(self, label: str, *, example: bool = True) -> list[Evaluated]:
         """Success on held-out tasks, sampled and greedy; with `example` a transcript of one rollout stays
         in the folder. Stops early where the lease is revoked."""
@@ -178,7 +194,9 @@ class RolloutSide:
             )
             if self.lease.revoked:  # cut short: it measured nothing
                 break
-            results.append(evaluated(label, mode, scored, config.rollout.success))
+            measured = evaluated(label, mode, scored, config.rollout.success)
+            step = self.version.step if self.version else None
+            results.append(replace(measured, step=step, incarnation=self.incarnation))
             self.events.emit(results[-1])
             self.events.flush()
             if mode == "sampled" and example:
@@ -324,8 +342,7 @@ async def work(folder: RunFolder, events: EventLog, stop: Stop) -> None:
         await side.first_weights()
         if side.lease.revoked:
             return
-        if not measured(folder, "before"):
-            await side.evaluate("before")
+        await side.measure("before")
         producing = asyncio.create_task(side.produce())
         following = asyncio.create_task(side.follow(parts.config.loop.steps))
         await asyncio.wait({producing, following}, return_when=asyncio.FIRST_COMPLETED)
@@ -335,13 +352,16 @@ async def work(folder: RunFolder, events: EventLog, stop: Stop) -> None:
             if isinstance(result, Exception):
                 raise result
         if not side.lease.revoked:
-            await side.evaluate("after")
+            await side.measure("after")
     parts.close()
 
 
-def measured(folder: RunFolder, label: str) -> bool:
-    """Whether an earlier incarnation has evaluated this already."""
-    return any(
-        isinstance(logged.event, Evaluated) and (logged.event.label, logged.event.mode) == (label, "greedy")
-        for logged in read_events(folder.path)
-    )
+def _next_number(store: Store) -> int:
+    """The task number to go on with. Evaluations are passed over, however many came last."""
+    limit = LOOK_BACK
+    while True:
+        newest = store.newest(limit)
+        trained = sum(identity.job == "train" for identity in newest)
+        if trained >= LOOK_BACK // 2 or len(newest) < limit:
+            return next_number(newest)
+        limit *= 4

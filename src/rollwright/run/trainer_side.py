@@ -120,8 +120,8 @@ class TrainerSide:
         self.step += 1
         self.parts.archive.trained(self.version, samples)
         self._commit(groups)
-        self._publish()
         self._report(groups, report.metrics, lags, self.parts.clock.now() - began)
+        self._publish()
 
     def _commit(self, groups: list[Group] | tuple[()]) -> None:
         trained, unscorable = [], []
