@@ -3,7 +3,9 @@
 Role: what `report` and `trace` read. Neighbours: the factory adds rollouts, the trainer's side adds samples;
 the ledger, not the archive, says where a rollout stands. Invariants: a rollout is in the archive before its
 group is in the queue; its samples are in before they are committed, so that what the ledger calls trained is
-never without them; a repeat replaces what was there.
+never without them; a repeat of a rollout id replaces what was there; a rollout keeps the task that it was
+given, whatever others of the same task id were given. No text of a rollout ends a run: what cannot be stored
+is left out, and that is noted.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ class Line(Struct, frozen=True, kw_only=True):
     wall: float
     """Seconds since the epoch at which it started."""
     versions: tuple[str, ...]
+    digest: str = ""
+    """Of the task's content: equal ones were given the same task."""
 
 
 class Kept(Struct, frozen=True, kw_only=True):
@@ -58,7 +62,7 @@ class Archive(Protocol):
     """Keeps what a person may ask for later. Raises `StoreError` where it cannot."""
 
     def add(self, task: Task, scored: Scored) -> None:
-        """Keep one rollout that ended; it may wait in memory until `flush`."""
+        """Keep one rollout that ended; it may wait in memory until `flush`. Nothing in it is an error."""
 
     def flush(self) -> None:
         """Have everything added so far survive this process."""

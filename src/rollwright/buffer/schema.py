@@ -12,6 +12,7 @@ import sqlite3
 import threading
 from pathlib import Path
 
+from rollwright.database import Reading, reading
 from rollwright.errors import SchemaError
 
 VERSION = 1
@@ -78,19 +79,38 @@ def connect(path: Path, *, run: str, policy: str, busy: float) -> sqlite3.Connec
         _create(path, run, policy)
     db = sqlite3.connect(path, timeout=busy, isolation_level=None, check_same_thread=False)
     try:
-        tables = db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'meta'").fetchone()[0]
-        version = db.execute("SELECT version FROM meta").fetchone()[0] if tables else None
-        if version != VERSION:
-            what = f"is a store of schema {version}" if tables else "holds no store"
-            raise SchemaError(
-                f"{path} {what}; this rollwright reads schema {VERSION}: use the version that wrote it, "
-                "or start a new run"
-            )
+        _known(db, path)
         db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
     except BaseException:  # boundary: the connection has no other owner yet
         db.close()
         raise
     return db
+
+
+def connect_reading(path: Path) -> Reading:
+    """The store at `path`, which must be there, for reading.
+
+    Raises:
+        as `connect`.
+    """
+    opened = reading(path)
+    try:
+        _known(opened.db, path)
+    except BaseException:  # boundary: the connection has no other owner yet
+        opened.close()
+        raise
+    return opened
+
+
+def _known(db: sqlite3.Connection, path: Path) -> None:
+    tables = db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'meta'").fetchone()[0]
+    version = db.execute("SELECT version FROM meta").fetchone()[0] if tables else None
+    if version != VERSION:
+        what = f"is a store of schema {version}" if tables else "holds no store"
+        raise SchemaError(
+            f"{path} {what}; this rollwright reads schema {VERSION}: use the version that wrote it, "
+            "or start a new run"
+        )
 
 
 def _create(path: Path, run: str, policy: str) -> None:

@@ -39,7 +39,8 @@ class SqliteStore:
     """The store at `path`, made if there is none; at most `capacity` groups behind the consumed position.
 
     One object for each process (never carried through a fork); calls from several threads take turns. `run`
-    and `policy` name the lineage: None takes what the file says ("run", "policy" for a new one).
+    and `policy` name the lineage: None takes what the file says ("run", "policy" for a new one). With
+    `readonly` the store must be there, nothing beside it is written, and whatever would change it is refused.
 
     Raises:
         SchemaError: the file is of another schema version, or no store.
@@ -55,6 +56,7 @@ class SqliteStore:
         run: str | None = None,
         policy: str | None = None,
         busy_seconds: float = BUSY_SECONDS,
+        readonly: bool = False,
     ) -> None:
         self._path = path
         self._capacity = capacity
@@ -63,12 +65,20 @@ class SqliteStore:
         self._lock = threading.RLock()
         self._synced: bool | None = None
         with explained(path):
-            self._db = schema.connect(path, run=run or "run", policy=policy or "policy", busy=busy_seconds)
+            if readonly:
+                opened = schema.connect_reading(path)
+                self._db, self._release = opened.db, opened.close
+            else:
+                self._db = schema.connect(
+                    path, run=run or "run", policy=policy or "policy", busy=busy_seconds
+                )
+                self._release = self._db.close
         self._run, self._policy = self._db.execute("SELECT run, policy FROM meta").fetchone()
         if (run or self._run, policy or self._policy) != (self._run, self._policy):
             self.close()
             raise StoreError(
-                f"{path} belongs to run {self._run}/{self._policy}, not to {run}/{policy}: "
+                f"{path} belongs to run {self._run}/{self._policy}, not to {run or self._run}/"
+                f"{policy or self._policy}: "
                 "give another run folder, or resume the run it belongs to"
             )
 
@@ -217,7 +227,7 @@ class SqliteStore:
 
     def close(self) -> None:
         with self._lock:
-            self._db.close()
+            self._release()
 
     @contextmanager
     def _reading(self) -> Iterator[None]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rollwright.archive.base import Line
-from rollwright.archive.sqlite import SqliteArchive
+from rollwright.archive.reader import ArchiveReader, opened
 from rollwright.buffer.base import Commit, Counts, Entry
 from rollwright.buffer.sqlite import SqliteStore
 from rollwright.clock import SystemClock
@@ -53,7 +53,7 @@ class RunView:
     lines: list[Line]
     """Every rollout that ended, in the order in which they were kept."""
     ledger: Ledger | None
-    archive: SqliteArchive | None
+    archive: ArchiveReader | None
     tokens: list[bytes]
     """What each token id stands for; empty where there is no tokenizer."""
 
@@ -82,7 +82,7 @@ def viewed(folder: RunFolder) -> Iterator[RunView]:
     except (ConfigError, ImportError, LookupError) as error:
         problem = " ".join(str(error).split())
     # The archive before the ledger: a rollout seen there has its line here.
-    archive = SqliteArchive(folder.rollouts) if folder.rollouts.is_file() else None
+    archive = opened(folder.rollouts) if folder.rollouts.is_file() else None
     try:
         yield RunView(
             folder=folder,
@@ -103,7 +103,7 @@ def viewed(folder: RunFolder) -> Iterator[RunView]:
 def _ledger(folder: RunFolder) -> Ledger | None:
     if not folder.store.is_file():
         return None
-    store = SqliteStore(folder.store, 1, SystemClock())
+    store = SqliteStore(folder.store, 1, SystemClock(), readonly=True)
     try:
         entries = {entry.identity.rollout: entry for entry in store.entries()}
         return Ledger(entries, store.counts(), store.commits(), store.lineage())

@@ -67,7 +67,9 @@ def write_report(folder: RunFolder, output: Path | None = None, rollouts: int = 
     except OSError as error:
         with suppress(OSError):
             draft.unlink()
-        raise ConfigError(f"{path}: the report cannot be written ({error.strerror})") from error
+        raise ConfigError(
+            f"{path}: the report cannot be written ({error.strerror}): give another file with --output"
+        ) from error
     return found
 
 
@@ -97,6 +99,7 @@ def render(view: RunView, bodies: Packed) -> str:
 
 def _facts(view: RunView, bodies: Packed) -> dict[str, Any]:
     """What the template says in words."""
+    examples = [_example(view, name, line) for name, line in facts.examples(view)]
     return {
         "run": view.folder.id,
         "state": view.state,
@@ -112,8 +115,9 @@ def _facts(view: RunView, bodies: Packed) -> dict[str, Any]:
         "calls": facts.calls(bodies.calls),
         "notes": facts.notes(view),
         "total": len(view.lines),
+        "unreadable": sorted(view.archive.unreadable) if view.archive else [],
         "settings": settings(view.config) if view.config else [],
-        "examples": [_example(view, name, line) for name, line in facts.examples(view)],
+        "examples": examples,
     }
 
 

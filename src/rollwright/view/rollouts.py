@@ -92,15 +92,17 @@ def packed(view: RunView, rollouts: Sequence[str]) -> Packed:
     found = view.archive.whole(rollouts)
     while part := list(_take(found, CHUNK)):
         tasks: dict[str, int] = {}
+        shown: list[dict[str, Any]] = []
         bodies: list[dict[str, Any]] = []
-        for kept, trained in part:
+        for line, kept, trained in part:
             place = (len(result.chunks), len(bodies))
             result.places[kept.scored.rollout.identity.rollout] = place
             result.calls.update(r.status.value for t in kept.scored.rollout.turns for r in t.results)
-            tasks.setdefault(kept.task.id, len(tasks))
-            bodies.append(_body(kept, trained, tasks[kept.task.id]))
-        shown = {kept.task.id: _task(kept.task) for kept, _ in part}
-        result.chunks.append(squeezed({"tasks": [shown[id] for id in tasks], "rollouts": bodies}))
+            if line.digest not in tasks:
+                tasks[line.digest] = len(tasks)
+                shown.append(_task(kept.task))
+            bodies.append(_body(kept, trained, tasks[line.digest]))
+        result.chunks.append(squeezed({"tasks": shown, "rollouts": bodies}))
     return result
 
 

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from rollwright.archive.base import Kept, Line
-from rollwright.archive.sqlite import SqliteArchive
+from rollwright.archive.reader import opened
 from rollwright.blobs.folder import FolderBlobs
 from rollwright.buffer.base import Commit, Entry
 from rollwright.buffer.sqlite import SqliteStore
@@ -71,9 +71,9 @@ class Tracer:
             raise ConfigError(f"{folder.path} holds no rollouts yet: the run was ended before its first one")
 
     def __enter__(self) -> Tracer:
-        self._archive = SqliteArchive(self._folder.rollouts)
+        self._archive = opened(self._folder.rollouts)
         self._stack.callback(self._archive.close)
-        self._store = SqliteStore(self._folder.store, 1, SystemClock())
+        self._store = SqliteStore(self._folder.store, 1, SystemClock(), readonly=True)
         self._stack.callback(self._store.close)
         self._commits = self._store.commits()
         return self

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from rollwright.archive import schema
 from rollwright.archive.base import Trained
-from rollwright.archive.sqlite import PENDING, SqliteArchive, opened
+from rollwright.archive.reader import ArchiveReader, opened
+from rollwright.archive.sqlite import PENDING, SqliteArchive
 from rollwright.clock import SystemClock
 from rollwright.errors import SchemaError, StoreError
 from rollwright.testing.records import VERSION, make_group, make_sample
-from rollwright.types import Message, Scored, Task
+from rollwright.types import Message, Scored, Task, ToolCall
 from rollwright.wire import encode
 
 TASK = Task(id="t0", set="test", messages=(Message(role="user", content="<b>?"),), tools=(), checks=())
@@ -80,6 +86,143 @@ def test_a_repeat_replaces(tmp_path: Path) -> None:
     line = archive.line("0-g0/0")
     assert line is not None and line.value == 0.25
     assert len(list(archive.lines())) == 9
+    kept, sibling = archive.kept("0-g0/0"), archive.kept("0-g0/1")
+    assert kept and kept.task.tags == {"new": "1"} and sibling and sibling.task == TASK
+
+
+def test_tasks_of_one_id_and_other_contents_are_kept_apart(tmp_path: Path) -> None:
+    archive = filled(tmp_path / "a.db")
+    other = replace(TASK, messages=(Message(role="user", content="quite another question"),))
+    for member in members(3):
+        archive.add(other, member)
+    archive.flush()
+    for rollout, task in (("0-g0/0", TASK), ("0-g3/0", other)):
+        kept = archive.kept(rollout)
+        assert kept is not None and kept.task == task
+    both = list(archive.whole(["0-g0/1", "0-g3/1"]))
+    assert [kept.task for _, kept, _ in both] == [TASK, other]
+    assert len({line.digest for line in archive.of_task("t0")}) == 2
+
+
+def as_version_1(path: Path) -> None:
+    """Take the file back to the schema that kept one task for each task id."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.executescript(
+            "ALTER TABLE tasks RENAME TO tasks_2;"
+            "CREATE TABLE tasks (task TEXT PRIMARY KEY, data BLOB NOT NULL);"
+            "INSERT INTO tasks SELECT task, data FROM tasks_2; DROP TABLE tasks_2;"
+            "ALTER TABLE rollouts DROP COLUMN digest; UPDATE meta SET version = 1;"
+        )
+
+
+@pytest.mark.parametrize("write", [False, True])
+def test_an_archive_of_version_1_is_read_and_migrated_when_written(tmp_path: Path, write: bool) -> None:
+    path = tmp_path / "a.db"
+    archive = filled(path)
+    other = replace(TASK, id="t1")
+    member = members(3)[0]
+    identity = replace(member.rollout.identity, task="t1")
+    archive.add(other, replace(member, rollout=replace(member.rollout, identity=identity)))
+    archive.close()
+    as_version_1(path)
+    before = path.read_bytes()
+    found: ArchiveReader
+    found = opening(path) if write else opened(path)
+    with found:
+        assert len(list(found.lines())) == 10
+        for rollout, task in (("0-g2/1", TASK), ("0-g3/0", other)):
+            kept = found.kept(rollout)
+            assert kept is not None and kept.task == task
+            assert [each.task for _, each, _ in found.whole([rollout])] == [task]
+        expected = schema.digest_of(encode(TASK)) if write else "t0"
+        assert {line.digest for line in found.of_task("t0")} == {expected}
+    if not write:
+        assert path.read_bytes() == before and [each.name for each in tmp_path.iterdir()] == ["a.db"]
+        return
+    again = opening(path)
+    again.add(replace(TASK, tags={"a": "b"}), members(4)[0])
+    again.flush()
+    assert len({line.digest for line in again.of_task("t0")}) == 2
+
+
+def test_a_reader_leaves_nothing_and_cannot_write(tmp_path: Path) -> None:
+    filled(tmp_path / "a.db").close()
+    before = (tmp_path / "a.db").read_bytes()
+    with opened(tmp_path / "a.db") as reader:
+        assert len(list(reader.lines())) == 9
+        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+            reader._db.execute("DELETE FROM rollouts")
+    assert (tmp_path / "a.db").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["a.db"]
+
+
+def test_what_is_only_in_the_log_of_a_killed_writer_is_read_too(tmp_path: Path) -> None:
+    archive, copy = filled(tmp_path / "a.db"), tmp_path / "copy"
+    copy.mkdir()
+    for name in ("a.db", "a.db-wal"):  # as a copy of a live run, or of one that was killed
+        shutil.copyfile(tmp_path / name, copy / name)
+    archive.close()
+    with opened(copy / "a.db") as reader:
+        assert len(list(reader.lines())) == 9
+
+
+text = st.text(st.characters(), max_size=20)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(answer=text, error=text, argument=st.one_of(text, st.integers(), st.just(2**70)), content=text)
+def test_no_text_takes_a_record_along(
+    answer: str,
+    error: str,
+    argument: str | int,
+    content: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    first, second, third = members(0)
+    call = ToolCall(id="c", name="sql", arguments={"query": argument})
+    turns = (replace(second.rollout.turns[0], calls=(call,)), *second.rollout.turns[1:])
+    odd = replace(second, rollout=replace(second.rollout, answer=answer, error=error, turns=turns))
+    task = replace(TASK, messages=(Message(role="user", content=content),))
+    with SqliteArchive(tmp_path_factory.mktemp("archive") / "a.db") as archive:
+        archive.add(TASK, first)
+        archive.add(task, odd)
+        archive.add(TASK, third)
+        archive.flush()
+        lines = list(archive.lines())
+        assert [line.rollout for line in lines] == ["0-g0/0", "0-g0/1", "0-g0/2"]
+        assert [line.turns for line in lines] == [2, 2, 2] and lines[1].sampled > 0
+        assert [line.versions for line in lines] == [(str(VERSION),)] * 3
+        kept = archive.kept("0-g0/1")
+        assert kept is not None
+        if isinstance(argument, int) and not -(2**63) <= argument < 2**64:  # no encoding holds it
+            assert "could not be stored" in (kept.scored.rollout.error or "")
+            return
+        assert kept.scored.rollout.answer == answer.encode("utf-8", "replace").decode()
+        assert kept.scored.rollout.error == error.encode("utf-8", "replace").decode()
+        assert kept.task.messages[0].content == content.encode("utf-8", "replace").decode()
+
+
+def test_a_lone_surrogate_is_replaced(tmp_path: Path) -> None:
+    archive = opening(tmp_path / "a.db")
+    member = members(0)[0]
+    archive.add(TASK, replace(member, rollout=replace(member.rollout, answer="a\udcffb")))
+    archive.flush()
+    kept = archive.kept("0-g0/0")
+    assert kept is not None and kept.scored.rollout.answer == "a?b"
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x00", zlib.compress(b"no record"), None])
+def test_a_record_that_cannot_be_read_is_passed_over_and_named(tmp_path: Path, damage: bytes | None) -> None:
+    archive = filled(tmp_path / "a.db")
+    with closing(sqlite3.connect(tmp_path / "a.db", isolation_level=None)) as db:
+        if damage is None:
+            db.execute("UPDATE bodies SET data = substr(data, 1, 40) WHERE rollout = '0-g1/1'")
+        else:
+            db.execute("UPDATE bodies SET data = ? WHERE rollout = '0-g1/1'", (damage,))
+    found = [line.rollout for line, _, _ in archive.whole([line.rollout for line in archive.lines()])]
+    assert len(found) == 8 and "0-g1/1" not in found
+    assert archive.unreadable == {"0-g1/1"}
+    assert archive.kept("0-g1/1") is None
 
 
 def test_samples_are_kept_by_row_and_by_version(tmp_path: Path) -> None:
