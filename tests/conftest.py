@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from opened import OPENED
 
 
 def chromium() -> str | None:
@@ -68,6 +69,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     for text, count in config.stash[LACKING].items():
         terminalreporter.write_line(f"NOT TESTED ({count} skipped), {text}", yellow=True)
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """Close what `until_end` was given."""
+    yield
+    while OPENED:
+        OPENED.pop().close()
 
 
 @pytest.fixture(scope="session")

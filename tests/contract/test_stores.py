@@ -1,11 +1,11 @@
 """Both stores keep the contract of queue and ledger."""
 
 import itertools
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from opened import until_end
 
 from rollwright.buffer.base import Store
 from rollwright.buffer.memory import MemoryStore
@@ -15,19 +15,15 @@ from rollwright.testing.stores import CHECKS, Make
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
     if request.param == "memory":
-        yield MemoryStore
-        return
-    numbers, stack = itertools.count(), ExitStack()
+        return MemoryStore
+    numbers = itertools.count()
 
     def sqlite(capacity: int) -> Store:
-        return stack.enter_context(
-            closing(SqliteStore(tmp_path / f"{next(numbers)}.db", capacity, FakeClock()))
-        )
+        return until_end(SqliteStore(tmp_path / f"{next(numbers)}.db", capacity, FakeClock()))
 
-    with stack:
-        yield sqlite
+    return sqlite
 
 
 @pytest.mark.parametrize("check", CHECKS)

@@ -9,7 +9,6 @@ import sqlite3
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from opened import until_end
 
 from rollwright.archive import schema
 from rollwright.archive.base import Trained
@@ -36,19 +36,8 @@ def members(number: int = 0) -> tuple[Scored, ...]:
     return make_group([1.0, 0.0, None], id=f"0-g{number}").members
 
 
-OPEN: list[SqliteArchive] = []
-
-
 def opening(path: Path) -> SqliteArchive:
-    OPEN.append(SqliteArchive(path))
-    return OPEN[-1]
-
-
-@pytest.fixture(autouse=True)
-def closed() -> Iterator[None]:
-    yield
-    while OPEN:
-        OPEN.pop().close()
+    return until_end(SqliteArchive(path))
 
 
 def filled(path: Path) -> SqliteArchive:
@@ -253,7 +242,7 @@ def test_a_full_buffer_is_written_without_a_flush(tmp_path: Path) -> None:
 
 WRITER = """
 import sys
-sys.path.insert(0, sys.argv[2])
+sys.path[:0] = sys.argv[2:]
 from test_sqlite_archive import TASK, members
 from rollwright.archive.sqlite import SqliteArchive
 from pathlib import Path
@@ -268,9 +257,9 @@ while True:
 
 
 def test_what_was_flushed_survives_kill_9_of_the_writer_while_others_read(tmp_path: Path) -> None:
-    path, here = tmp_path / "a.db", str(Path(__file__).parent)
+    path, here = tmp_path / "a.db", Path(__file__).parent
     reader = opening(path)
-    command = [sys.executable, "-c", WRITER, str(path), here]
+    command = [sys.executable, "-c", WRITER, str(path), str(here), str(here.parents[1] / "helpers")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
         said = [int(writer.stdout.readline()) for _ in range(50)]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from opened import until_end
 
 from rollwright.buffer.base import Drop
 from rollwright.buffer.config import QueueConfig
@@ -39,19 +40,8 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "run.db"
 
 
-OPEN: list[SqliteStore] = []
-
-
 def open_store(path: Path, **more: object) -> SqliteStore:
-    OPEN.append(SqliteStore(path, 10_000, FakeClock(), **more))  # type: ignore[arg-type]
-    return OPEN[-1]
-
-
-@pytest.fixture(autouse=True)
-def closed() -> Iterator[None]:
-    yield
-    while OPEN:
-        OPEN.pop().close()
+    return until_end(SqliteStore(path, 10_000, FakeClock(), **more))  # type: ignore[arg-type]
 
 
 def test_disk_full(path: Path) -> None:
@@ -99,8 +89,7 @@ class Interrupting(FakeClock):
 
 def test_an_interrupted_commit_is_none(path: Path) -> None:
     clock = Interrupting()
-    store = SqliteStore(path, 4, clock)
-    OPEN.append(store)
+    store = until_end(SqliteStore(path, 4, clock))
     group = started(store, 0)
     assert store.put(group)
     stale = Drop(rollout="g0/1", disposition=Disposition.STALE)

