@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -34,7 +34,8 @@ def assess(
     ] = False,
 ) -> None:
     """Try train tasks before training: is there something to learn, a signal to learn it from, at what cost?
-    Exit code 0 for "go", 1 otherwise."""
+    The scripted runs are played first; tasks that are wrong themselves are refused. Exit code 0 for "go", 1
+    otherwise."""
     from rollwright.clock import SystemClock
     from rollwright.config import load, override
     from rollwright.errors import ConfigError
@@ -48,14 +49,34 @@ def assess(
     config = load(configs or [], sets) if configs or folder is None else override(folder.load(), sets)
 
     from rollwright.run.assess import assess as tried  # torch: after what can be wrong was found
+    from rollwright.run.rehearse import Faulty
+    from rollwright.run.stop import Stopped, stoppable
 
     def progress(text: str) -> None:
         typer.echo(text, err=True)
 
-    found = tried(config, folder, tasks=tasks, tries=tries, progress=progress, clock=SystemClock())
+    try:
+        with stoppable():
+            found = tried(config, folder, tasks=tasks, tries=tries, progress=progress, clock=SystemClock())
+    except Faulty as faulty:
+        _refuse(faulty.reasons, as_json)
+    except Stopped as stopped:
+        typer.echo(f"rollwright: {stopped}: nothing is left behind; start again for an answer", err=True)
+        raise typer.Exit(128 + stopped.number) from stopped
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(found), indent=1))
     else:
         for line in lines(found):
             typer.echo(line)
     raise typer.Exit(0 if found.verdict == "go" else 1)
+
+
+def _refuse(reasons: tuple[str, ...], as_json: bool) -> NoReturn:
+    """Say what is wrong with the tasks themselves."""
+    if as_json:
+        typer.echo(json.dumps({"verdict": "faulty tasks", "reasons": reasons}, indent=1))
+    else:
+        typer.echo("faulty tasks: nothing was tried, because whatever a policy does, this is wrong:")
+        for reason in reasons:
+            typer.echo(f"  {reason}")
+    raise typer.Exit(1)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -32,6 +32,8 @@ TURNS = 4.0
 """Mean turns from which a rollout is long enough for a critic to tell good turns from bad ones."""
 EXPLAINED = 0.3
 """Share of the variance within groups that the state half-way must explain for a critic to pay."""
+TRANSFER = 0.25
+"""pass@1 on train tasks minus that on held-out ones beyond which the tasks are learnt by heart."""
 _EQUAL = 1e-9
 
 
@@ -112,6 +114,12 @@ class Feasibility:
     step_seconds: Figure
     run_seconds: Figure
     critic: Critic
+    heldout: Figure = Figure()
+    """pass@1 on held-out tasks."""
+    warnings: tuple[str, ...] = ()
+    """What is worth a word beside the verdict."""
+    evidence: tuple[str, ...] = ()
+    """How rollouts ended, and a failed one, line by line."""
 
 
 def feasibility(
@@ -155,6 +163,22 @@ def feasibility(
         run_seconds=Figure(*(None if each is None else each * plan.steps for each in _triple(step))),
         critic=critic(groups),
     )
+
+
+def transfer(found: Feasibility, heldout: Sequence[Sequence[Trial]], success: float = 1.0) -> Feasibility:
+    """`found` with what tries at held-out tasks say: a warning where train tasks are solved and those aren't,
+    beyond what their intervals leave open."""
+    wins = [[value >= success - _EQUAL for value in _values(group)] for group in heldout]
+    figure = mean([sum(won) / len(won) for won in wins if won], rate=True)
+    train, warnings = found.pass_1, found.warnings
+    if train.value is not None and figure.value is not None:
+        apart = figure.high is None or train.low is None or train.low > figure.high
+        if apart and train.value - figure.value > TRANSFER:
+            warnings += (
+                f"train tasks are solved at {train.value:.0%}, held-out ones at {figure.value:.0%}: what is "
+                "learnt does not carry over; let words recur, and hold out combinations",
+            )
+    return replace(found, heldout=figure, warnings=warnings)
 
 
 def kind(group: Sequence[Trial], success: float, least: int) -> Kind:

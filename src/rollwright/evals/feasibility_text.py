@@ -20,6 +20,7 @@ def lines(found: Feasibility) -> Iterator[str]:
     yield _row("pass@1", _told(found.pass_1, _rate))
     if found.tries > 1:
         yield _row(f"pass@{found.tries}", _told(found.pass_k, _rate))
+    yield _row("held-out pass@1", _told(found.heldout, _rate))
     yield _row("variance within a group", _told(found.variance, "{:.3f}".format))
     for name, share in found.shares.items():
         yield _row(f"groups {'with signal' if name == 'signal' else name}", _told(share, _rate))
@@ -35,6 +36,11 @@ def lines(found: Feasibility) -> Iterator[str]:
     critic = {True: "would pay", False: "would not pay", None: NO_DATA}[found.critic.pays]
     yield _row("a critic", f"{critic}: {found.critic.reason}")
     yield ""
+    if found.evidence and (found.verdict != "go" or found.warnings):
+        yield from found.evidence
+        yield ""
+    for warning in found.warnings:
+        yield f"warning: {warning}"
     yield f"{found.verdict}: {'; '.join(found.reasons)}"
 
 

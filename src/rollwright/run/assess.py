@@ -1,7 +1,8 @@
 """Tries a policy on train tasks before anything is trained on them.
 
-Role: `rollwright assess`: a policy, tries, figures. Neighbours: the rollout side and the trainer side do the
-work, `evals.feasibility` computes. Invariants: no run folder is made or changed, everything lies in a scratch
+Role: `rollwright assess`: the scripts first, then a policy, tries, figures. Neighbours: `rehearse` looks at
+the tasks themselves, the rollout side and the trainer side do the work, `evals.feasibility` computes,
+`monitor.evidence` shows. Invariants: no run folder is made or changed, everything lies in a scratch
 folder that is gone afterwards; the tries are made as training would make them, and none of them is trained.
 """
 
@@ -12,6 +13,7 @@ import hashlib
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +23,21 @@ from rollwright.blobs.folder import FolderBlobs
 from rollwright.clock import Clock
 from rollwright.config import RunConfig
 from rollwright.errors import ConfigError
-from rollwright.evals.feasibility import Feasibility, Plan, Trial, feasibility
+from rollwright.evals.feasibility import Feasibility, Plan, Trial, feasibility, transfer
 from rollwright.events import EventLog, Metrics, RolloutEnded, Tail
+from rollwright.monitor.evidence import evidence
 from rollwright.pool.base import WorkKind
 from rollwright.run.begin import begin
 from rollwright.run.folder import RunFolder
 from rollwright.run.leases import leased
 from rollwright.run.parts import build
-from rollwright.run.rollout_side import opened
+from rollwright.run.preflight import sandboxes, taskset
+from rollwright.run.rehearse import Faulty, on_paper, played
+from rollwright.run.rollout_side import RolloutSide, opened
 from rollwright.run.stop import Stop
 from rollwright.run.trainer_side import TrainerSide
+from rollwright.tasks.base import Warns
+from rollwright.tasks.elsewhere import differing, movable
 from rollwright.types import Batch, Group, Sampling, Scored, Task
 from rollwright.weights.in_process import InProcessChannel
 
@@ -38,6 +45,10 @@ Progress = Callable[[str], None]
 
 TOLD_SECONDS = 2.0
 """Pace of the progress."""
+HELDOUT_TRIES = 2
+"""Rollouts of each held-out task."""
+ELSEWHERE = 20
+"""Tasks of each split that are drawn in another interpreter too."""
 
 
 def assess(
@@ -49,10 +60,12 @@ def assess(
     progress: Progress,
     clock: Clock,
 ) -> Feasibility:
-    """Try the first `tasks` train tasks of `config`, `tries` times each, with the newest checkpoint of `run`,
-    or with a fresh policy after the warm start that `config` asks for.
+    """Play the scripts of `config`; then try its first `tasks` train tasks, `tries` times each, and held-out
+    ones, with the newest checkpoint of `run`, or with a fresh policy after the warm start that `config` asks
+    for.
 
     Raises:
+        Faulty: the tasks themselves are wrong; nothing was tried.
         ConfigError: contradictions in `config`, or a run without a checkpoint.
     """
     if tasks < 1 or tries < 2:
@@ -64,10 +77,41 @@ def assess(
             stored = run.load()
             none = stored.warmstart.model_copy(update={"steps": 0})
             given |= {"model": stored.model, "warmstart": none}
-        folder = begin(config.model_copy(update=given))
+        config = config.model_copy(update=given)
+        warnings = asyncio.run(_rehearse(config, Path(scratch) / "rehearsal", clock))
+        folder = begin(config)
         if run is not None and run.tokenizer.is_file():  # other tasks are asked in the words the policy knows
             folder.tokenizer.write_text(run.tokenizer.read_text())
-        return asyncio.run(_assess(folder, run, tasks, tries, progress, clock))
+        found = asyncio.run(_assess(folder, run, tasks, tries, progress, clock))
+        return replace(found, warnings=(*warnings, *found.warnings))
+
+
+async def _rehearse(config: RunConfig, folder: Path, clock: Clock) -> list[str]:
+    """Look at the tasks themselves; what is no error but worth a word.
+
+    Raises:
+        Faulty: they are wrong.
+    """
+    tasks = taskset(config)
+    sandboxes(config)
+    paper = on_paper(config, tasks)
+    if problems := paper.lines():
+        raise Faulty(tasks.name, problems)
+    count = min(ELSEWHERE, config.evaluation.tasks)
+    if movable(config.tasks) and (other := await asyncio.to_thread(differing, config.tasks, count)):
+        raise Faulty(
+            tasks.name,
+            [
+                f"task '{other[0]}' is another one in another process ({len(other)} of {2 * count} are): "
+                "something is drawn past `rng`, or in the order of a set; sort sets before you draw from them"
+            ],
+        )
+    folder.mkdir()
+    live = await played(config, tasks, folder, clock)
+    if problems := live.lines():
+        raise Faulty(tasks.name, problems)
+    told = tasks.warnings() if isinstance(tasks, Warns) else ()
+    return [*told, *paper.warnings, *live.warnings]
 
 
 async def _assess(
@@ -77,7 +121,8 @@ async def _assess(
     parts = build(folder, clock)
     config = parts.config
     channel = InProcessChannel()
-    telling = asyncio.create_task(_tell(folder.path, count * tries, progress, clock))
+    total = count * tries + min(count, config.evaluation.tasks) * HELDOUT_TRIES
+    telling = asyncio.create_task(_tell(folder.path, total, progress, clock))
     kinds = (WorkKind.TRAINING, WorkKind.SAMPLING, WorkKind.SANDBOX)
     try:
         async with leased(clock, events, Stop(), *kinds) as leases:
@@ -96,6 +141,7 @@ async def _assess(
                     label="assess",
                 )
                 seconds = clock.now() - began
+                heldout = await _heldout(rollouts, count)
             groups = [scored[i : i + tries] for i in range(0, len(scored), tries)]
             plan = Plan(
                 group_size=rollout.group_size,
@@ -113,7 +159,23 @@ async def _assess(
         parts.close()
     trials = [[trial(each) for each in group] for group in groups]
     least = min(rollout.min_members, tries)
-    return feasibility(trials, plan, success=rollout.success, least=least)
+    found = feasibility(trials, plan, success=rollout.success, least=least)
+    shown = list(zip([task for task in tasks for _ in range(tries)], scored, strict=True))
+    found = replace(found, evidence=tuple(evidence(shown, rollout.success)))
+    return transfer(found, [[trial(each) for each in group] for group in heldout], rollout.success)
+
+
+async def _heldout(side: RolloutSide, count: int) -> list[list[Scored]]:
+    """Tries at held-out tasks, to see whether what was learnt carries over."""
+    config = side.parts.config
+    tasks = [side.parts.tasks.task("heldout", n) for n in range(min(count, config.evaluation.tasks))]
+    rollout = config.rollout
+    scored = await side.factory.evaluate(
+        [task for task in tasks for _ in range(HELDOUT_TRIES)],
+        Sampling(temperature=rollout.temperature, top_p=rollout.top_p, seed=config.seed),
+        label="assess-heldout",
+    )
+    return [scored[i : i + HELDOUT_TRIES] for i in range(0, len(scored), HELDOUT_TRIES)]
 
 
 def _checkpoint(run: RunFolder, clock: Clock) -> bytes:

@@ -59,6 +59,8 @@ class Derived:
     """Of weights and checkpoints that lie in the run folder at once."""
     records_bytes: int
     """What all rollouts leave in the run folder, an estimate that errs upwards."""
+    warnings: tuple[str, ...] = ()
+    """What is no contradiction but keeps a policy from learning, one line each; preflight looks for it."""
 
     @property
     def disk_bytes(self) -> int:
@@ -70,7 +72,7 @@ class Derived:
         """Trained in all."""
         return self.rollouts_per_step * self.steps
 
-    def tree(self) -> dict[str, int | str | None]:
+    def tree(self) -> dict[str, int | str | tuple[str, ...] | None]:
         """All figures by name, for JSON."""
         totals = {
             "prompts": self.prompts_per_step * self.steps,
@@ -110,6 +112,8 @@ class Derived:
             f"disk        {human(self.disk_bytes)} at most in the run folder: weights and checkpoints "
             f"{human(self.states_bytes)}, rollouts about {human(self.records_bytes)}"
         )
+        for warning in self.warnings:
+            yield f"warning     {warning}"
 
 
 def derive(config: RunConfig, tasks: TaskSet) -> Derived:

@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from rollwright.errors import ConfigError, SandboxUnavailable
 from rollwright.plugins import buildable
 from rollwright.run.capacity import memory
 from rollwright.run.derived import Derived, derive, human
+from rollwright.run.rehearse import Faulty, on_paper
 from rollwright.sandbox.base import SandboxProvider
 from rollwright.sandbox.config import ProcessSandbox
-from rollwright.tasks.base import TaskSet
+from rollwright.tasks.base import TaskSet, Warns
 from rollwright.tools.registry import ToolRegistry
 
 MEASURED_BY = ("tasks", "agent", "engine", "evaluation", "reward", "sandbox", "seed", "imports")
@@ -50,8 +52,9 @@ def check(config: RunConfig, at: Path | None = None) -> Derived:
     folder of a run that goes on: what it holds already needs no room.
 
     Raises:
-        ConfigError: rows that don't fit, too few held-out tasks, a warm start without demonstrations, too
-            few sandboxes, a folder that cannot be written, or too little room on its disk or in memory.
+        ConfigError: rows that don't fit, too few held-out tasks, a warm start without demonstrations, scripts
+            with calls that no tool takes or that the limits cut, a twin that nothing can be right on, too few
+            sandboxes, a folder that cannot be written, or too little room on its disk or in memory.
         SandboxUnavailable: this kernel has no walls, and `unsafe` was not said.
         PluginError: a part or a tool that doesn't exist.
     """
@@ -71,6 +74,13 @@ def check(config: RunConfig, at: Path | None = None) -> Derived:
             f"tasks '{tasks.name}': the first prompt has {derived.prompt_tokens} tokens, rows may have "
             f"{derived.row_tokens}: nothing is left to say; raise the tasks' limits (max_tokens)"
         )
+    paper = on_paper(config, tasks)
+    if problems := paper.lines():
+        raise Faulty(tasks.name, problems)
+    told = tasks.warnings() if isinstance(tasks, Warns) else ()
+    derived = replace(
+        derived, warnings=(*told, *(f"tasks '{tasks.name}', {line}" for line in paper.warnings))
+    )
     sandboxes(config)
     writable(at or Path(config.folder))
     fits_in_memory(derived)

@@ -7,7 +7,7 @@ memorised.
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from rollwright.types import Record, Task, ToolCall
 
@@ -37,3 +37,11 @@ class TaskSet(Protocol):
 
     def pieces(self) -> tuple[str, ...]:
         """Text pieces that a small tokenizer should know as one token."""
+
+
+@runtime_checkable
+class Warns(Protocol):
+    """A task set that can say what is no error but keeps a policy from learning; giving this is optional."""
+
+    def warnings(self) -> tuple[str, ...]:
+        """One line each."""

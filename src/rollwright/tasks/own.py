@@ -1,41 +1,39 @@
 """A user's own tasks: one small class with one method, `make`, that draws a question.
 
-Role: from a drawn `Question` to everything that a task set must give. Neighbours: `config` holds the limits,
-`pieces` reads the tokenizer's pieces; `type = "module:Class"` names the class in a configuration.
-Invariants: the same (split, number) is the same task for ever; a question's key belongs to one split only,
-so that no held-out question was ever trained on; the twin of a task has another answer.
+Role: from a drawn `Question` to everything that a task set must give. Neighbours: `question` has what `make`
+gives and looks at it, `config` holds the limits, `pieces` reads the tokenizer's pieces; `type =
+"module:Class"` names the class in a configuration. Invariants: the same (split, number) is the same task for
+ever; a question's key belongs to one split only, so that no held-out question was ever trained on; the twin
+of a task has another answer; whatever `make` does wrong is one line.
 """
 
 from __future__ import annotations
 
 import hashlib
 import random
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field, model_validator
 
-from rollwright.errors import ConfigError
+from rollwright.errors import ConfigError, RollwrightError
 from rollwright.plugins import PartConfig
 from rollwright.tasks.base import Demonstration, Split, TaskSet
 from rollwright.tasks.config import LimitsConfig
 from rollwright.tasks.pieces import pieces_of
-from rollwright.types import (
-    AnswerEquals,
-    AnyCheck,
-    CallsSucceed,
-    Environment,
-    File,
-    Json,
-    Message,
-    Task,
-    ToolCall,
-    TwinReplay,
-)
+from rollwright.tasks.question import Question, Step, Wrong, checked, refused_sql, told
+from rollwright.types import AnswerEquals, AnyCheck, CallsSucceed, Json, Message, Task, ToolCall, TwinReplay
+from rollwright.wire import decode, encode
 
+__all__ = ["OwnTaskSet", "OwnTasks", "Question", "Step"]
+
+SPLITS: tuple[Split, ...] = ("train", "heldout")
 DRAWS = 10_000
 """Draws after which a wanted question is taken not to exist."""
 SAMPLES = 300
@@ -43,55 +41,15 @@ SAMPLES = 300
 FIRST_SAMPLE = 20_000_000
 """Number of the first of them: apart from those of training and of the warm start."""
 TEXT_ARGUMENT = {"python": "code", "sql": "query"}
-"""Tool → the argument that a step's text is."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """One call of a scripted run, and what the tool says to it, to the letter."""
-
-    tool: str
-    call: str | Mapping[str, Json]
-    """The code or the query, for `python` and `sql`; the arguments by name, for any tool."""
-    told: str
-
-
-@dataclass(frozen=True)
-class Question:
-    """One question as `OwnTasks.make` draws it."""
-
-    ask: str
-    answer: str
-    names: tuple[str, ...] = ()
-    """The words of `ask` that vary. With them each task gets a twin: the same question over other names and
-    other data, on which the agent's calls have to lead to the right answer too, so that a guess wins
-    nothing."""
-    files: Mapping[str, str] = field(default_factory=dict)
-    """Path → text of the files in the sandbox."""
-    sql: str = ""
-    """Statements that make the sandbox's database."""
-    script: tuple[Step, ...] = ()
-    """What a scripted run does; the warm start learns from it, mistakes included."""
-    says: str | None = None
-    """What the scripted run answers; `answer` where this is not given."""
-    checks: tuple[AnyCheck, ...] = ()
-    """Further checks, beyond those on the calls, the answer and the twin."""
-    key: str = ""
-    """Decides the split; `ask` where this is empty. It must follow from `ask`."""
-
-    @property
-    def environment(self) -> Environment:
-        """What the sandbox holds."""
-        files = tuple(File(path=path, text=text) for path, text in self.files.items())
-        return Environment(files=files, sql=self.sql)
-
-    @property
-    def pattern(self) -> str:
-        """The question with its names left open: equal for a question and its twin."""
-        text = self.ask
-        for number, name in enumerate(self.names):
-            text = re.sub(rf"\b{re.escape(name)}\b", f"\0{number}\0", text)
-        return text
+"""Tool → the argument that a step's text is. Only calls of these tools are replayed on a twin."""
+AGAIN = 5
+"""Tasks of each split that are drawn twice, to see whether `make` repeats itself."""
+HELDOUT_SAMPLES = 60
+"""Held-out tasks whose names are compared with those of train tasks."""
+UNSEEN = 0.25
+"""Share of held-out names beyond which names that no train task has are worth a warning."""
+FEW = 0.2
+"""Share of different questions among the samples below which there are few."""
 
 
 class OwnTasks(PartConfig):
@@ -123,7 +81,8 @@ class OwnTasks(PartConfig):
         """The task set.
 
         Raises:
-            ConfigError: `make` gives no questions for both splits, or none that has a twin.
+            ConfigError: `make` raises, gives something that is no question, no questions for both splits, or
+                none that has a twin.
         """
         made = OwnTaskSet(self)
         made.check()
@@ -142,16 +101,75 @@ class OwnTaskSet:
         """Draw a few tasks of each split, so that what is wrong is told before a run starts.
 
         Raises:
-            ConfigError: no question for a split, no twin, or a question in both splits.
+            ConfigError: `make` is missing, raises, gives something that is no question or another one the
+                second time; no question for a split, no twin, or a question in both splits.
         """
-        asked = {self.task("train", number).messages for number in range(count)}
+        if type(self.config).make is OwnTasks.make:
+            raise ConfigError(
+                f"tasks '{self.config.type}': the class has no method 'make': "
+                "give it one, `def make(self, rng: random.Random) -> Question`"
+            )
+        asked = set()
         for number in range(count):
-            task = self.task("heldout", number)
+            asked.add(self._sound("train", number).messages)
+        for number in range(count):
+            task = self._sound("heldout", number)
             if task.messages in asked:
                 raise self._error(
-                    f"asks {task.messages[-1].content!r} in both splits: the key must follow from `ask`"
+                    f"asks {told(task.messages[-1].content)} in both splits: the key must follow from `ask`"
                 )
-            self.demonstrate(task, number)
+        for split in SPLITS:
+            for number in reversed(range(min(AGAIN, count))):
+                self._repeats(split, number)
+
+    def _sound(self, split: Split, number: int) -> Task:
+        """A task that can be stored, with its script."""
+        question, task = self._made(split, number)
+        try:
+            stored = decode(Task, encode(task))
+        except (RollwrightError, TypeError, ValueError, NotImplementedError) as error:
+            raise self._error(f"gave what cannot be stored: {error}") from error
+        if stored != task:
+            raise self._error("gave what is not the same once it is stored: give plain text and numbers")
+        if question.sql and (why := refused_sql(question.sql)):
+            raise self._error(f"gave sql that SQLite refuses ({why}): {told(question.sql)}")
+        script = self.demonstrate(task, number)
+        try:
+            encode(script)
+        except (RollwrightError, TypeError, ValueError, NotImplementedError) as error:
+            raise self._error(f"gave a script whose arguments are not JSON: {error}") from error
+        return task
+
+    def _repeats(self, split: Split, number: int) -> None:
+        """Refuse a `make` that gives another question for the same random numbers."""
+        self._last = None
+        one = self._made(split, number)
+        self._last = None
+        two = self._made(split, number)
+        if one != two:
+            raise self._error("gave two different questions for one number: draw from rng only")
+
+    def warnings(self) -> tuple[str, ...]:
+        """What is no error but keeps a policy from learning: held-out names that no train task has, few
+        different questions."""
+        found, half = [], SAMPLES - HELDOUT_SAMPLES
+        drawn = [sample.question for sample in self._samples]
+        known = {name for question in drawn[:half] for name in question.names}
+        unseen, share = _unseen(known, [self._made("heldout", n)[0] for n in range(HELDOUT_SAMPLES)])
+        _, chance = _unseen(known, drawn[half:])  # what a train task has that those samples don't
+        if unseen and share - chance > UNSEEN:
+            found.append(
+                f"tasks '{self.config.type}': {share:.0%} of the names in held-out questions occur in no "
+                f"train question ({', '.join(unseen[:3])}, …): a policy from nothing cannot write "
+                "words that it never saw; let names recur and hold out their combinations"
+            )
+        different = len({question.ask for question in drawn})
+        if different < FEW * len(drawn):
+            found.append(
+                f"tasks '{self.config.type}': only {different} different questions in {len(drawn)} draws: "
+                "they can be learnt by heart"
+            )
+        return tuple(found)
 
     def task(self, split: Split, number: int) -> Task:
         """Task `number` ≥ 0 of a split."""
@@ -176,17 +194,21 @@ class OwnTaskSet:
 
     @cached_property
     def _pieces(self) -> tuple[str, ...]:
-        return pieces_of([self._texts(FIRST_SAMPLE + number) for number in range(SAMPLES)])
+        return pieces_of([sample.texts for sample in self._samples])
 
-    def _texts(self, number: int) -> list[str]:
-        """Every text that a scripted run of a train task holds."""
-        task = self.task("train", number)
+    @cached_property
+    def _samples(self) -> list[_Sample]:
+        return [self._sample(FIRST_SAMPLE + number) for number in range(SAMPLES)]
+
+    def _sample(self, number: int) -> _Sample:
+        """A train task with every text that a scripted run of it holds."""
+        question, task = self._made("train", number)
         texts = [message.content for message in task.messages]
         script = self.demonstrate(task, number)
         if script is not None:
             texts += [f"{c.name} {v}" for c in script.calls for v in c.arguments.values()]
             texts += [*script.observations, script.answer]
-        return texts
+        return _Sample(question, texts)
 
     def _arguments(self, step: Step) -> dict[str, Json]:
         if step.tool not in self.config.tools:
@@ -205,13 +227,36 @@ class OwnTaskSet:
             self._last = ((split, number), question, self._task(question, rng, split, number))
         return self._last[1:]
 
+    def _make(self, rng: random.Random) -> Question:
+        """What `make` gives; what it prints goes to standard error, where it is in no program's way.
+
+        Raises:
+            ConfigError: it raised, or gave something that is no question.
+        """
+        try:
+            with redirect_stdout(sys.stderr):
+                made: object = self.config.make(rng)
+            return checked(made)
+        except Wrong as error:
+            raise self._error(str(error)) from error
+        except RollwrightError:
+            raise
+        except Exception as error:  # boundary: a user's code, which may fail in any way
+            what = " ".join(f"{type(error).__name__}: {error}".split())
+            raise self._error(f"raised {what} ({self._place(error)})") from error
+
+    def _place(self, error: Exception) -> str:
+        """File and line of an error: the last ones in the file of the class, where it came from there."""
+        frames = traceback.extract_tb(error.__traceback__)
+        file = getattr(sys.modules.get(type(self.config).__module__), "__file__", None)
+        own = [frame for frame in frames if frame.filename == file]
+        frame = (own or frames)[-1]
+        return f"{Path(frame.filename).name}:{frame.lineno}"
+
     def _draw(self, rng: random.Random, split: Split) -> Question:
         """The first drawn question that belongs to the split."""
         for _ in range(DRAWS):
-            question = self.config.make(rng)
-            missing = [name for name in question.names if name not in question.ask]
-            if missing:
-                raise self._error(f"names {missing[0]!r}, which the question {question.ask!r} does not hold")
+            question = self._make(rng)
             if self._held_out(question) == (split == "heldout"):
                 return question
         raise self._error(
@@ -242,16 +287,20 @@ class OwnTaskSet:
         )
 
     def _twin(self, question: Question, rng: random.Random) -> TwinReplay:
-        """The same question over other names and data, with another answer."""
+        """The same question over other names and data, with another answer that calls can lead to."""
+        replayed = set(self.config.tools) & TEXT_ARGUMENT.keys()
         for _ in range(DRAWS):
-            other = self.config.make(rng)
+            other = self._make(rng)
             apart = not set(other.names) & set(question.names) and other.answer != question.answer
-            if apart and other.pattern == question.pattern:
-                return TwinReplay(
-                    environment=other.environment,
-                    renamed=dict(zip(question.names, other.names, strict=True)),
-                    expected=other.answer,
-                )
+            if apart and other.pattern == question.pattern and len(other.names) == len(question.names):
+                renamed = dict(zip(question.names, other.names, strict=True))
+                if not replayed and renamed.get(question.answer) != other.answer:
+                    raise self._error(
+                        f"gives names, which make a twin, and tools are {list(self.config.tools)}: only "
+                        f"calls of {' and '.join(TEXT_ARGUMENT)} are replayed on a twin, so no rollout could "
+                        "be right there; leave out `names`, or give one of those tools"
+                    )
+                return TwinReplay(environment=other.environment, renamed=renamed, expected=other.answer)
         raise self._error(
             f"draws no twin of {question.ask!r} in {DRAWS} tries: the same words with other names "
             f"than {list(question.names)} and another answer"
@@ -259,3 +308,18 @@ class OwnTaskSet:
 
     def _error(self, what: str) -> ConfigError:
         return ConfigError(f"tasks '{self.config.type}': make() {what}")
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """A drawn question, and every text that a scripted run of it holds."""
+
+    question: Question
+    texts: list[str]
+
+
+def _unseen(known: set[str], questions: Sequence[Question]) -> tuple[list[str], float]:
+    """Names of `questions` that are not known, and their share among all of these names."""
+    names = {name for question in questions for name in question.names}
+    unseen = sorted(names - known)
+    return unseen, len(unseen) / max(1, len(names))

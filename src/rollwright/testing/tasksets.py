@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rollwright.plugins import PartConfig
 from rollwright.tasks.base import Split, TaskSet
 from rollwright.types import Task
 from rollwright.wire import decode, encode
@@ -26,12 +27,20 @@ def tasks(tasks: TaskSet, split: Split) -> list[Task]:
 
 
 def repeats(make: Make) -> None:
-    """The same (split, number) is the same task for ever, whatever was asked for before."""
+    """The same (split, number) is the same task for ever, whatever was asked for before. Where `make` is the
+    method `build` of a configuration, it is the same one in another interpreter too, with another hash seed:
+    a set of text, for one, is iterated in another order there."""
     one, two = make(), make()
     for split in SPLITS:
         assert [encode(task) for task in tasks(one, split)] == [
             encode(two.task(split, number)) for number in reversed(range(NUMBERS))
         ][::-1]
+    from rollwright.tasks.elsewhere import differing, movable
+
+    config = getattr(make, "__self__", None)
+    if isinstance(config, PartConfig) and movable(config):
+        other = differing(config, NUMBERS)
+        assert not other, f"other tasks in another process, {other[0]} among them"
 
 
 def storable(make: Make) -> None:

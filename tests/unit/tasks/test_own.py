@@ -161,7 +161,7 @@ def test_a_class_without_make_is_told() -> None:
     class Empty(OwnTasks):
         pass
 
-    with pytest.raises(NotImplementedError, match="make"):
+    with pytest.raises(ConfigError, match=r"no method .make"):
         Empty().build()
 
 
