@@ -157,6 +157,8 @@ class Evaluated(Event, frozen=True, kw_only=True, tag="evaluated"):
     step: int | None = None
     """Optimiser steps behind the policy that was measured."""
     incarnation: int = 0
+    rollouts: str = ""
+    """What the ids of its rollouts begin with: `0-after-sampled`."""
 
 
 class Metrics(Event, frozen=True, kw_only=True, tag="metrics"):
@@ -164,6 +166,8 @@ class Metrics(Event, frozen=True, kw_only=True, tag="metrics"):
 
     process: str
     values: dict[str, float]
+    what: str = ""
+    """What is under way, where the figures are its progress: `after, sampled`."""
 
 
 class Noted(Event, frozen=True, kw_only=True, tag="note"):
@@ -255,11 +259,23 @@ def _last_byte(file: IO[bytes]) -> bytes:
     return file.read(1)
 
 
+EVALUATIONS = ("eval-", "evaluation")
+"""How the names of processes begin that measure a run from outside."""
+
+
 class Logged(msgspec.Struct, frozen=True):
-    """An event with the wall time (seconds since the epoch) at which it was written."""
+    """An event with the wall time (seconds since the epoch) at which it was written, the process that wrote
+    it, and the incarnation of the run that this process belonged to."""
 
     wall: float
     event: AnyEvent
+    process: str = ""
+    incarnation: int = 0
+
+    @property
+    def aside(self) -> bool:
+        """Whether it was written by `rollwright eval`, which is no part of the run."""
+        return self.process.startswith(EVALUATIONS)
 
 
 class Tail:
@@ -269,27 +285,43 @@ class Tail:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._offsets: dict[Path, int] = {}
+        self._reached: dict[Path, tuple[int, float]] = {}
         self._decoder = msgspec.json.Decoder(AnyEvent)
         self._wall = msgspec.json.Decoder(_Stamp)
 
     def read(self) -> list[Logged]:
-        """New events of all processes in order of wall time. A line that is no event of this schema is left
-        out."""
-        found: list[Logged] = []
+        """New events of all processes: those of one process in the order in which it wrote them, those of
+        several by incarnation and wall time. A line that is no event of this schema is left out.
+
+        A wall clock may be set back: within a log an event is never before the one that it follows.
+        """
+        found: list[tuple[tuple[int, float], Logged]] = []
         for path in sorted(self.folder.glob("events-*.jsonl")):
             with path.open("rb") as file:
                 file.seek(self._offsets.get(path, 0))
                 data = file.read()
             whole = data[: data.rfind(b"\n") + 1]
             self._offsets[path] = self._offsets.get(path, 0) + len(whole)
+            process = path.name.removeprefix("events-").removesuffix(".jsonl")
             for line in whole.splitlines():
                 try:
                     stamp = self._wall.decode(line)
-                    if stamp.schema == SCHEMA:
-                        found.append(Logged(stamp.wall, self._decoder.decode(line)))
+                    if stamp.schema != SCHEMA:
+                        continue
+                    event = self._decoder.decode(line)
                 except msgspec.DecodeError:
                     continue
-        return sorted(found, key=lambda logged: logged.wall)
+                place = self._placed(path, stamp.wall, event)
+                found.append((place, Logged(stamp.wall, event, process, place[0])))
+        return [logged for _, logged in sorted(found, key=lambda each: each[0])]
+
+    def _placed(self, path: Path, wall: float, event: AnyEvent) -> tuple[int, float]:
+        """(incarnation, wall time) by which an event is sorted; neither falls within one log."""
+        incarnation, latest = self._reached.get(path, (0, wall))
+        if isinstance(event, RunStarted) and event.incarnation > incarnation:
+            incarnation, latest = event.incarnation, wall
+        self._reached[path] = place = (incarnation, max(latest, wall))
+        return place
 
 
 class _Stamp(msgspec.Struct):
@@ -298,5 +330,5 @@ class _Stamp(msgspec.Struct):
 
 
 def read_events(folder: Path) -> list[Logged]:
-    """Every event of a run folder in order of wall time; a torn last line (a killed writer) is left out."""
+    """Every event of a run folder in the order of `Tail`; a torn last line (a killed writer) is left out."""
     return Tail(folder).read()

@@ -324,5 +324,7 @@ def _evaluate(
             low=low,
             high=high,
             metrics={"unscorable": float(count - len(values))},
+            step=step,
+            rollouts=f"0-{label}-sampled",
         )
     )

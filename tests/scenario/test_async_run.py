@@ -4,6 +4,7 @@ processes end, and the run folder tells what happened."""
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +18,10 @@ from rollwright.clock import SystemClock
 from rollwright.errors import RollwrightError
 from rollwright.events import Evaluated, Metrics, RolloutEnded, StepEnded, WeightsPushed, read_events
 from rollwright.guard.audit import verify
+from rollwright.run.folder import RunFolder
 from rollwright.types import Disposition
+from rollwright.view.facts import further, measured
+from rollwright.view.folder import viewed
 
 
 def watch(process: subprocess.Popen[str], database: Path) -> int:
@@ -68,16 +72,44 @@ def test_the_ledger_balances_at_every_moment_and_all_is_told(tmp_path: Path) -> 
 
 def check_eval(folder: Path, run: Path) -> None:
     """`rollwright eval` asks the tasks it is told to, with the run's newest checkpoint, and leaves the run
-    alone."""
-    example = (run / "example.txt").read_text()
-    command = [sys.executable, "-m", "rollwright.cli.main", "eval", str(run)]
-    sets = ["--set", "tasks.seed=7", "--set", "evaluation.tasks=4"]
-    told = subprocess.run([*command, *sets], cwd=folder, text=True, capture_output=True, check=False)
-    assert told.returncode == 0, told.stderr
-    assert f"0.{STEPS}" in told.stdout
+    alone: also two at once, of other tasks with the same names."""
+    example, before = (run / "example.txt").read_text(), shown(run)
+    command = [sys.executable, "-P", "-m", "rollwright.cli.main", "eval", str(run)]
+    sets = [("tasks.seed=7", "evaluation.tasks=4"), ("tasks.people=5", "evaluation.tasks=24")]
+    started = [
+        subprocess.Popen(
+            [*command, *(part for each in pair for part in ("--set", each))],
+            cwd=folder,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for pair in sets
+    ]
+    said = [process.communicate(timeout=200) for process in started]
+    assert [process.returncode for process in started] == [0, 0], said
+    assert {re.search(r"eval-\d", out).group() for out, _ in said} == {"eval-1", "eval-2"}  # type: ignore[union-attr]
+    assert all(f"(step {STEPS})" in out for out, _ in said)
     asked = [e.task for x in read_events(run) if isinstance(e := x.event, RolloutEnded)]
     assert sum(task.startswith("records/7/heldout/") for task in asked) == 8
     assert (run / "example.txt").read_text() == example
+    assert shown(run) == before, "what the run measured of itself is what it was"
+    assert verify(run / "audit-eval-1.jsonl") is verify(run / "audit-eval-2.jsonl") is None
+    with viewed(RunFolder(run)) as view:
+        assert {e.label: e.trials for _, e in further(view) if e.mode == "greedy"}.keys() == {
+            "eval-1",
+            "eval-2",
+        }
+        assert view.archive is not None
+        for name in ("0-after-sampled/0.0", "eval-1-sampled/0.0", "eval-2-sampled/0.0"):
+            assert view.archive.kept(name) is not None, name
+
+
+def shown(run: Path) -> tuple[object, object]:
+    """Before, after and gain as the report has them, and the time that the run took."""
+    with viewed(RunFolder(run)) as view:
+        assert all(line.gain is not None and line.pairs > 10 for line in measured(view))
+        return measured(view), view.figures.seconds
 
 
 @pytest.mark.timeout(240)

@@ -27,6 +27,18 @@ HEX = "0123456789abcdef"
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"  # the example of the recommendation
 
 
+class Settable(FakeClock):
+    """A wall clock that people set back."""
+
+    back = 0.0
+
+    def wall(self) -> float:
+        return super().wall() - self.back
+
+    def set_back(self, seconds: float) -> None:
+        self.back += seconds
+
+
 def note(text: str) -> Noted:
     return Noted(level="info", text=text)
 
@@ -92,6 +104,47 @@ def test_events_come_back_in_order_of_time(tmp_path: Path) -> None:
     assert texts(found) == [str(number) for number in range(10)]
     assert [each.wall for each in found] == sorted(each.wall for each in found)
     assert found[0].wall == pytest.approx(FakeClock().wall() + 1.0)
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.floats(-5, 5)), max_size=30), st.integers(1, 7))
+def test_a_clock_that_was_set_back_changes_no_order_within_a_log(
+    written: list[tuple[str, float]], reads: int
+) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        clock = Settable()
+        logs = {name: EventLog(Path(folder) / f"events-{name}.jsonl", clock) for name in "ab"}
+        tail, piecemeal = Tail(Path(folder)), []
+        for number, (name, passed) in enumerate(written):
+            clock.set_back(-passed)
+            logs[name].emit(note(f"{name}{number}"))
+            if number % reads == 0:
+                for log in logs.values():
+                    log.flush()
+                piecemeal += texts(tail.read())
+        for log in logs.values():
+            log.close()
+        piecemeal += texts(tail.read())
+        for found in (texts(read_events(Path(folder))), piecemeal):
+            for name in "ab":
+                expected = [f"{name}{number}" for number, (to, _) in enumerate(written) if to == name]
+                assert [text for text in found if text[0] == name] == expected
+
+
+def test_a_later_incarnation_comes_later_whatever_its_clock_says(tmp_path: Path) -> None:
+    clock = Settable()
+    for incarnation, names in ((0, ("trainer", "rollouts")), (1, ("coupled",))):
+        for name in names:
+            clock.advance(1.0)
+            log = EventLog(tmp_path / f"events-{name}.jsonl", clock)
+            log.emit(RunStarted(run="r", process=name, incarnation=incarnation))
+            log.emit(note(f"{incarnation} {name}"))
+            log.close()
+        clock.set_back(3600.0)
+    found = [each for each in read_events(tmp_path) if isinstance(each.event, Noted)]
+    assert texts(found) == ["0 trainer", "0 rollouts", "1 coupled"]
+    assert [(each.process, each.incarnation) for each in found][-1] == ("coupled", 1)
 
 
 def test_every_kind_of_event_comes_back(tmp_path: Path) -> None:

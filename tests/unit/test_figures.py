@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from rollwright.events import (
@@ -19,6 +21,7 @@ from rollwright.events import (
     StepEnded,
 )
 from rollwright.monitor.figures import Figures
+from rollwright.monitor.plain import clean
 from rollwright.monitor.terminal import Terminal, before_after, spark
 
 
@@ -50,7 +53,98 @@ def rollout(value: float | None, job: str = "train") -> RolloutEnded:
 def test_without_events_nothing_has_a_value() -> None:
     figures = fed()
     assert figures.success is None and figures.seconds_left is None
+    assert Terminal(Console(file=io.StringIO()), figures, "t").line() == "starting"
+    figures = fed(Metrics(process="rollouts", values={"queue/depth": 0.0}))
     assert "–" in Terminal(Console(file=io.StringIO()), figures, "t").line()
+
+
+def drawn(figures: Figures) -> str:
+    out = io.StringIO()
+    console = Console(file=out, width=300, force_terminal=True, color_system=None)
+    console.print(Terminal(console, figures, "t").panel())
+    return out.getvalue()
+
+
+def test_an_evaluation_shows_how_far_it_is_until_it_is_done() -> None:
+    progress = Metrics(
+        process="rollouts", values={"evaluate/done": 120, "evaluate/total": 256}, what="after, sampled"
+    )
+    figures = fed(step(1, 0.1), progress)
+    assert "evaluating after, sampled 120/256" in Terminal(Console(file=io.StringIO()), figures, "t").line()
+    assert "evaluating after, sampled 120/256" in drawn(figures)
+    figures = fed(step(1, 0.1), progress, evaluated("after", 1))
+    assert "evaluating" not in Terminal(Console(file=io.StringIO()), figures, "t").line() + drawn(figures)
+    assert "starting" in drawn(fed()) and "starting" not in drawn(figures)
+
+
+def evaluated(label: str, successes: int, **more: object) -> Evaluated:
+    return Evaluated(label=label, mode="greedy", successes=successes, trials=10, low=0, high=1, **more)  # type: ignore[arg-type]
+
+
+def summed(figures: Figures, example: str | None = None) -> str:
+    out = io.StringIO()
+    Terminal(Console(file=out, width=300), figures, "t").summary(example)
+    return out.getvalue()
+
+
+def test_an_after_of_another_step_than_the_last_says_so() -> None:
+    made = [evaluated("before", 1, step=0), evaluated("after", 9, step=12)]
+    assert "after (step 12)" in summed(fed(*made, step(24, 0.1)))
+    table = summed(fed(*made, step(12, 0.1)))
+    assert "after" in table and "(step" not in table
+    table = summed(fed(evaluated("after", 9, step=24, incarnation=1), *made, step(24, 0.1)))
+    assert "90.0 %" in table and "(step" not in table  # by step, not by place
+
+
+def test_what_others_measured_is_no_before_and_after_and_takes_no_time() -> None:
+    figures = fed(evaluated("before", 1, step=0), evaluated("after", 9, step=10), step(10, 0.1))
+    before = figures.seconds
+    for event in (
+        Metrics(process="rollouts", values={"engine/running": 7.0}),
+        evaluated("eval-1", 3, step=10),
+    ):
+        figures.feed(Logged(9e9, event, "eval-1"))
+    assert figures.seconds == before and "engine/running" not in figures.live
+    assert "eval-1" not in summed(figures) and figures.evaluations[-1].label == "eval-1"
+
+
+def test_a_resumed_part_says_nothing_of_a_warm_start_that_it_had_not() -> None:
+    assert "warm start" not in summed(fed(step(3, 0.1)))
+    assert "warm start 0:05" in summed(fed(Metrics(process="t", values={"warmstart/seconds": 5.0})))
+
+
+HOSTILE = "\x1b]0;owned\x07\x1b[31m[red]\x9b2J\udcff\u202e"
+
+
+def test_no_text_of_a_run_is_obeyed_by_the_terminal() -> None:
+    figures = fed(
+        Noted(level="warning", text=HOSTILE),
+        evaluated("after" + HOSTILE, 3),
+        evaluated("after", 3),
+        GroupEnded(group="g", task="t", kept=False, reason=HOSTILE, mean=None),
+        Metrics(process="rollouts", values={}, what=HOSTILE),
+    )
+    for terminal in (False, True):
+        out = io.StringIO()
+        console = Console(file=out, width=300, force_terminal=terminal, color_system=None)
+        with Terminal(console, figures, HOSTILE) as shown:
+            shown.update(0.0)
+            figures.evaluating = ""
+            shown.update(100.0)
+        shown.summary(f"{HOSTILE}\n{HOSTILE}")
+        console.print(before_after(figures.evaluations))
+        text = out.getvalue()
+        assert "[red]" in text and "\\x1b[31m" in text
+        assert not any(bad in text for bad in ("\x1b[31m", "\x1b]", "\x07", "\x9b", "\udcff", "\u202e"))
+
+
+@given(st.text(st.characters()))
+def test_cleaned_text_is_printable_and_keeps_what_was(text: str) -> None:
+    cleaned = clean(text)
+    assert all(line.isprintable() for line in cleaned.split("\n"))
+    cleaned.encode()
+    if all(c.isprintable() for c in text):
+        assert cleaned == text
 
 
 def test_success_is_the_mean_of_scored_training_rollouts_only() -> None:

@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 from rollwright import __version__
 from rollwright.errors import RollwrightError
+from rollwright.monitor.plain import clean
 
 
 class Commands(TyperGroup):
@@ -23,7 +24,7 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except RollwrightError as error:
-            typer.echo(f"rollwright: {' '.join(str(error).split())}", err=True)
+            typer.echo(f"rollwright: {clean(' '.join(str(error).split()))}", err=True)
             raise typer.Exit(2) from error
 
 

@@ -64,9 +64,10 @@ def train(
 def _report(folder: RunFolder) -> None:
     """Write the run's page; that it can't be is no failure of the run."""
     from rollwright.errors import RollwrightError
+    from rollwright.monitor.plain import clean
     from rollwright.view.report import write_report
 
     try:
         typer.echo(f"report: {write_report(folder).path}")
     except RollwrightError as error:
-        typer.echo(f"no report: {error}", err=True)
+        typer.echo(f"no report: {clean(' '.join(str(error).split()))}", err=True)

@@ -45,6 +45,8 @@ class Figures:
     curve: list[tuple[int, float, float]] = field(default_factory=list)
     """(step, mean reward of its groups, entropy)."""
     evaluations: list[Evaluated] = field(default_factory=list)
+    evaluating: str = ""
+    """The evaluation under way and how far it is: `after, sampled 120/256`; "" while none is."""
     notes: list[Noted] = field(default_factory=list)
     pushes: int = 0
     gap: float | None = None
@@ -56,11 +58,15 @@ class Figures:
     def feed(self, logged: Logged) -> None:
         """Take one event."""
         event = logged.event
+        if logged.aside:  # its times and rates are not the run's
+            if isinstance(event, Evaluated):
+                self.evaluations.append(event)
+            return
         if isinstance(event, RunStarted) and event.incarnation > self.incarnation:
             self.part(event.incarnation)
         if self.started is None:
             self.started = logged.wall
-        self.last_wall = logged.wall
+        self.last_wall = max(logged.wall, self.last_wall or logged.wall)  # a clock may be set back
         match event:
             case RolloutEnded(value=value, job="train") if value is not None:
                 self._values.append(value)
@@ -72,6 +78,9 @@ class Figures:
                 self.step = step
             case StepEnded(step=step, metrics=metrics):
                 self._step(step, metrics, logged.wall)
+            case Metrics(values=values, what=what) if what:
+                done, total = values.get("evaluate/done", 0), values.get("evaluate/total", 0)
+                self.evaluating = f"{what} {done:.0f}/{total:.0f}"
             case Metrics(values=values):
                 self.live.update(values)
                 self.warm = int(self.live.get("warmstart/step", self.warm))
@@ -81,6 +90,7 @@ class Figures:
                 self.gap = max(gap, self.gap or 0.0)
             case Evaluated():
                 self.evaluations.append(event)
+                self.evaluating = ""
             case Noted():
                 self.notes.append(event)
             case _:
@@ -102,6 +112,7 @@ class Figures:
         self.seconds_before = self.seconds
         self.started = self.last_wall = self.first_step_wall = None
         self.live.clear()
+        self.evaluating = ""
         self.notes.clear()
 
     @property
@@ -109,6 +120,11 @@ class Figures:
         """Whether the policy after the last step was measured: the run's end."""
         ends = (e for e in self.evaluations if (e.label, e.mode) == ("after", "greedy"))
         return any(e.step is not None and e.step >= self.total_steps for e in ends)
+
+    @property
+    def told(self) -> bool:
+        """Whether any process of this part has told a figure."""
+        return bool(self.live or self.evaluating or self.groups_kept or self.groups_dropped)
 
     @property
     def seconds(self) -> float:

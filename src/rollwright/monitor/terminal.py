@@ -1,7 +1,8 @@
 """What a person sees on the terminal while a run goes on, and at its end.
 
 Role: draws `Figures` with rich. Neighbours: the conductor owns the loop and calls `update`. Invariants:
-where the output is no terminal, plain lines come at a steady pace; a figure without data is shown as `–`.
+where the output is no terminal, plain lines come at a steady pace; a figure without data is shown as `–`;
+text from tasks, policies and tools is shown and never obeyed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from rollwright.events import Evaluated
+from rollwright.monitor.evaluations import ENDS, newest, titled
 from rollwright.monitor.figures import Figures
+from rollwright.monitor.plain import clean
 
 LINE_SECONDS = 5.0
 """Pace of plain lines where there is no terminal to draw on."""
@@ -65,7 +68,7 @@ class Terminal:
         for note in self.figures.notes[self._shown_notes :]:
             if note.level in ("info", "fatal"):  # the last line of the command tells what was fatal
                 continue
-            self.console.print(Text(f"{note.level}: {note.text}", style="yellow"), soft_wrap=True)
+            self.console.print(Text(clean(f"{note.level}: {note.text}"), style="yellow"), soft_wrap=True)
         self._shown_notes = len(self.figures.notes)
         for evaluation in self.figures.evaluations[self._shown_evaluations :]:
             self.console.print(describe(evaluation), soft_wrap=True)
@@ -74,11 +77,15 @@ class Terminal:
             self._live.update(self.panel())
         elif self._last_line is None or now - self._last_line >= LINE_SECONDS:
             self._last_line = now
-            self.console.print(self.line(), highlight=False, soft_wrap=True)
+            self.console.print(Text(self.line()), soft_wrap=True)
 
     def line(self) -> str:
         """The state in one line."""
         f = self.figures
+        if f.evaluating:
+            return clean(f"step {f.step}/{f.total_steps}  evaluating {f.evaluating}")
+        if not f.told:
+            return "starting"
         if f.step == 0 and f.warm_total and f.warm < f.warm_total:
             loss, left = f.live.get("warmstart/loss"), f.live.get("warmstart/seconds_left")
             return f"warm start {f.warm}/{f.warm_total}  loss {_number(loss, '{:.3f}')}  left {_clock(left)}"
@@ -106,6 +113,9 @@ class Terminal:
             table.add_row(
                 "warm start", f"{f.warm}/{f.warm_total}", "loss", _number(live.get("warmstart/loss"))
             )
+        if f.evaluating or not f.told:
+            now = clean(f"evaluating {f.evaluating}") if f.evaluating else "starting"
+            table.add_row("now", Text(now))
         dropped = ", ".join(f"{n} {reason}" for reason, n in sorted(f.groups_dropped.items())) or "none"
         table.add_row(
             "step",
@@ -139,60 +149,63 @@ class Terminal:
             "staleness",
             _number(live.get("train/lag_mean"), "{:.1f}"),
         )
-        table.add_row("groups", f"{f.groups_kept}/{self._groups()} kept", "dropped", dropped)
+        table.add_row("groups", f"{f.groups_kept}/{self._groups()} kept", "dropped", Text(clean(dropped)))
         curve = Text("success  " + spark([value for _, value, _ in f.curve]), style="green")
-        return Panel(Group(table, curve), title=self.title, expand=False)
+        return Panel(Group(table, curve), title=Text(clean(self.title)), expand=False)
 
     def summary(self, example: str | None) -> None:
         """Before and after, and one rollout turn by turn."""
-        table = before_after(self.figures.evaluations)
+        f = self.figures
+        table = before_after([e for e in f.evaluations if e.label in ENDS], f.step)
         if table is not None:
             self.console.print(table)
-        f = self.figures
         if f.started is not None and f.last_wall is not None:
             warm = f.live.get("warmstart/seconds")
-            self.console.print(
-                f"took {_clock(f.seconds)} (warm start {_clock(warm)}), "
-                f"{f.step} steps, {f.groups_kept} of {self._groups()} groups had a signal",
-                highlight=False,
-                soft_wrap=True,
+            spent = "" if warm is None else f" (warm start {_clock(warm)})"
+            text = (
+                f"took {_clock(f.seconds)}{spent}, "
+                f"{f.step} steps, {f.groups_kept} of {self._groups()} groups had a signal"
             )
+            self.console.print(Text(text), soft_wrap=True)
         if example:
             label, _, text = example.partition("\n")
-            self.console.print(
-                Panel(Text(text), title=f"one rollout of the evaluation '{label}'", expand=False)
-            )
+            title = Text(clean(f"one rollout of the evaluation '{label}'"))
+            self.console.print(Panel(Text(clean(text)), title=title, expand=False))
 
 
 def describe(evaluation: Evaluated) -> Text:
     """One evaluation in one line."""
+    name = clean(f"{evaluation.label:<6} {evaluation.mode:<8}")
     if not evaluation.trials:
-        return Text(f"{evaluation.label:<6} {evaluation.mode:<8} no rollout could be scored", style="yellow")
+        return Text(f"{name} no rollout could be scored", style="yellow")
     share = evaluation.successes / evaluation.trials
     return Text(
-        f"{evaluation.label:<6} {evaluation.mode:<8} {100 * share:5.1f} %  "
+        f"{name} {100 * share:5.1f} %  "
         f"(95 % interval {100 * evaluation.low:.1f} to {100 * evaluation.high:.1f}, n = {evaluation.trials})",
         style="cyan",
     )
 
 
-def before_after(evaluations: Sequence[Evaluated]) -> Table | None:
-    """A table of modes × labels; None without evaluations."""
+def before_after(evaluations: Sequence[Evaluated], step: int | None = None) -> Table | None:
+    """A table of modes × labels, the newest of each; None without evaluations. `step` is the run's last: what
+    was measured at another says at which."""
     if not evaluations:
         return None
-    labels = list(dict.fromkeys(e.label for e in evaluations))
-    modes = list(dict.fromkeys(e.mode for e in evaluations))
+    found = newest(evaluations)
     table = Table(title="success on held-out tasks, with 95 % intervals")
     table.add_column("mode")
+    labels = list(dict.fromkeys(label for label, _ in found))
+    labels.sort(key=lambda label: ENDS.index(label) if label in ENDS else len(ENDS))
     for label in labels:
-        table.add_column(label, justify="right")
-    found = {(e.mode, e.label): e for e in evaluations if e.trials}
-    for mode in modes:
-        cells = [
-            "–"
-            if (e := found.get((mode, label))) is None
-            else f"{100 * e.successes / e.trials:.1f} % [{100 * e.low:.1f}, {100 * e.high:.1f}]"
-            for label in labels
-        ]
-        table.add_row(mode, *cells)
+        titles = dict.fromkeys(titled(e, step) for (other, _), e in found.items() if other == label)
+        table.add_column(Text(clean(", ".join(titles))), justify="right")
+    for mode in dict.fromkeys(mode for _, mode in found):
+        cells = [_share(found.get((label, mode))) for label in labels]
+        table.add_row(Text(clean(mode)), *cells)
     return table
+
+
+def _share(e: Evaluated | None) -> str:
+    if e is None or not e.trials:
+        return "–"
+    return f"{100 * e.successes / e.trials:.1f} % [{100 * e.low:.1f}, {100 * e.high:.1f}]"

@@ -10,7 +10,8 @@ from rollwright.types import Scored, Task
 
 
 def transcript(task: Task, scored: Scored) -> str:
-    """The task's messages, then each turn with its calls and results, then outcome and score."""
+    """The task's messages, each turn with its calls and results, outcome and score, and what each failed
+    check lacked."""
     lines = [f"{message.role:>9}  {message.content}" for message in task.messages]
     for turn in scored.rollout.turns:
         lines.append(f"assistant  {turn.text}")
@@ -20,4 +21,5 @@ def transcript(task: Task, scored: Scored) -> str:
     lines.append(
         f"  outcome  {scored.rollout.outcome.value}; reward {value}" + (f" ({parts})" if parts else "")
     )
+    lines.extend(f"{'check':>9}  {part.name}: {part.detail}" for part in scored.score.parts if part.detail)
     return "\n".join(lines)

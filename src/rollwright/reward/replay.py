@@ -30,7 +30,7 @@ from rollwright.types import CallStatus, ExecResult, ToolCall, ToolResult, TwinR
 from rollwright.wire import encode
 
 Verdict = tuple[bool, str]
-"""Whether a check passed, and what was found instead."""
+"""Whether a check passed, and what was expected and what came."""
 
 Calls = Sequence[tuple[ToolCall, ToolResult]]
 
@@ -51,15 +51,22 @@ class Twin:
         self._sandbox = sandbox
         self._seconds = call_seconds
         self._seen: list[tuple[dict[str, Place], dict[Place, str]]] = []
+        self.replayed = 0
+        """Calls that ran here so far."""
+        self.ended = ""
+        """Why a replay led to no answer."""
 
-    async def answers(self, calls: Calls, answer: str) -> Verdict:
-        """Whether the calls lead to the twin's answer there, and what they led to."""
+    async def answers(self, calls: Calls, answer: str) -> tuple[bool, str | None]:
+        """Whether the calls lead to the twin's answer there, and what they led to: None where a call ended
+        the replay."""
         for call, result in calls:
             if call.name in _LITERAL and result.status in _RAN and result.execution is not None:
                 theirs = await self._replay(call)
                 if theirs.status in (CallStatus.TIMEOUT, CallStatus.LOST):
                     # An agent chooses its calls: one that hangs or dies here must not make it unscorable.
-                    return False, f"call {call.id} ended with {theirs.status.value}"
+                    self.ended = f"call {call.id} ended with {theirs.status.value}"
+                    return False, None
+                self.replayed += 1
                 self._saw(result.execution, theirs)
         given = self.substitute(answer.strip())
         return same(given, self._check.expected), given

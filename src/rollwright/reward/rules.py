@@ -126,11 +126,14 @@ class _Grading:
         statuses = [result.status for _, result in executed(self.rollout)]
         good = statuses.count(CallStatus.OK)
         last = statuses[-1] if statuses else None
-        return good >= check.minimum and last is CallStatus.OK, f"{good} of {len(statuses)} calls ok"
+        return good >= check.minimum and last is CallStatus.OK, (
+            f"expected at least {check.minimum} ok and the last one ok, came {good} of {len(statuses)} calls ok"
+            + (f", the last {last.value}" if last else "")
+        )
 
     async def answer_equals(self, check: AnswerEquals) -> Verdict:
         answer = self.rollout.answer
-        return answer is not None and same(answer, check.expected), f"answered {_short(answer)}"
+        return answer is not None and same(answer, check.expected), _expected(check.expected, answer)
 
     async def answer_json(self, check: AnswerJson) -> Verdict:
         try:
@@ -138,8 +141,10 @@ class _Grading:
             for key in check.path.split(".") if check.path else ():
                 found = found[int(key)] if isinstance(found, list) else found[key]
         except (ValueError, LookupError, TypeError, RecursionError):
-            return False, f"no {check.path} in {_short(self.rollout.answer)}"
-        return same_json(found, check.expected), f"{check.path} is {_short(found)}"
+            lacking = f"answered {_short(self.rollout.answer)}, which has none"
+            return False, f"expected {check.path} = {_short(check.expected)}, {lacking}"
+        told = f"expected {check.path} = {_short(check.expected)}, answered {_short(found)}"
+        return same_json(found, check.expected), told
 
     async def stdout_equals(self, check: StdoutEquals) -> Verdict:
         printed = [
@@ -148,12 +153,13 @@ class _Grading:
             if call.name == "python" and result.status is CallStatus.OK and result.execution is not None
         ]
         given = printed[-1].strip() if printed else None
-        return given == check.expected.strip(), f"printed {_short(given)}"
+        came = "nothing was printed" if given is None else f"printed {_short(given)}"
+        return given == check.expected.strip(), f"expected {_short(check.expected.strip())}, {came}"
 
     async def scored_by(self, check: ScoredBy) -> Verdict:
         answer = self.rollout.answer
         if answer is None:
-            return False, "no answer"
+            return False, f"expected {check.at_least:g} from {check.scorer}, no answer"
         try:
             scorer = _scorer(check.scorer)
             given = await asyncio.to_thread(scorer.score, check.arguments, answer)
@@ -161,12 +167,17 @@ class _Grading:
             raise _Unscorable(f"scorer '{check.scorer}': {error}") from error
         except Exception as error:  # boundary: somebody else's code on what the agent wrote
             return False, f"{type(error).__name__} on {_short(answer)}"
-        return given >= check.at_least, f"{given:.2f} for {_short(answer)}"
+        told = f"expected at least {check.at_least:g} from {check.scorer}, {given:.2f} for {_short(answer)}"
+        return given >= check.at_least, told
 
     async def values_seen(self, check: ValuesSeen) -> Verdict:
         results = [result for _, result in executed(self.rollout)]
         missing = [each for each in check.values if not any(occurs(each, result) for result in results)]
-        return not missing, f"never seen: {', '.join(missing)}"
+        seen = len(check.values) - len(missing)
+        told = (
+            f"expected {len(check.values)} values in results, seen {seen}; never seen: {', '.join(missing)}"
+        )
+        return not missing, told
 
     # What it left behind.
 
@@ -179,14 +190,17 @@ class _Grading:
         try:
             data = await self._agents().read_file(check.path)
         except OSError as error:
-            return False, f"{check.path}: {type(error).__name__}"
+            return False, f"expected the file {check.path}, came {type(error).__name__}"
         held = data.decode("utf-8", "replace").strip()
-        return check.text is None or held == check.text.strip(), f"{check.path} holds {_short(held)}"
+        wanted = "" if check.text is None else check.text.strip()
+        told = f"expected {_short(wanted)} in {check.path}, it holds {_short(held)}"
+        return check.text is None or held == wanted, told
 
     async def return_value(self, check: ReturnValue) -> Verdict:
         result = await self._agents().run_code(check.expression, timeout=self.config.call_seconds)
         good = result.status is CallStatus.OK and (result.value or "None") == check.expected
-        return good, f"{result.status.value}: {_short(result.value)}"
+        told = f"expected {_short(check.expected)} of {_short(check.expression)}"
+        return good, f"{told}, came {_short(result.value or 'None')} ({result.status.value})"
 
     async def variable_exists(self, check: VariableExists) -> Verdict:
         name = check.name
@@ -194,7 +208,11 @@ class _Grading:
         if check.type is not None:
             question += f" and type(globals()[{name!r}]).__name__ == {check.type!r}"
         result = await self._agents().run_code(question, timeout=self.config.call_seconds)
-        return result.status is CallStatus.OK and result.value == "True", f"no {check.type or ''} {name}"
+        return result.status is CallStatus.OK and result.value == "True", (
+            f"expected the variable {name}"
+            + (f" of type {check.type}" if check.type else "")
+            + ", there is none"
+        )
 
     async def sql_result(self, check: SqlResult) -> Verdict:
         agents = self._agents()
@@ -210,25 +228,30 @@ class _Grading:
             raise
         except (SandboxError, OSError, ValueError) as error:
             # What the agent left cannot be copied or opened: its doing, so a failed check and not unscorable.
-            return False, f"its database: {type(error).__name__}: {error}"
+            return False, f"expected {len(check.rows)} rows, came {type(error).__name__}: {error}"
         found = result.rows
         if result.status is not CallStatus.OK or found is None:
-            return False, f"{result.status.value}: {_short(result.stderr)}"
-        return _rows_equal(found, check), f"{len(found.rows)} rows: {_short(found.rows[:3])}"
+            told = f"expected {len(check.rows)} rows, came {result.status.value}"
+            return False, f"{told}: {_short(result.stderr)}"
+        return _rows_equal(found, check), (
+            f"expected {len(check.rows)} rows of {', '.join(check.columns)}: {_short(check.rows[:3])}, "
+            f"came {len(found.rows)} of {', '.join(found.columns)}: {_short(found.rows[:3])}"
+        )
 
     async def twin_replay(self, check: TwinReplay) -> Verdict:
         calls, answer = executed(self.rollout), self.rollout.answer
         if answer is None:
-            return False, "no answer"
+            return False, _expected(check.expected, None)
 
         async def replay() -> Verdict:
             async with self._own(check.environment) as sandbox:
                 twin = Twin(check, sandbox, self.config.call_seconds)
                 try:
                     good, given = await self._agents_time(twin.answers(calls, answer))
+                    came = _expected(check.expected, given) if given is not None else twin.ended
                 except DeadlineExceeded as error:
-                    return False, str(error)
-            return good, f"on the twin: {_short(given)}"
+                    good, came = False, str(error)
+            return good, f"on the twin: {came}; replayed {twin.replayed} of {len(calls)} calls"
 
         return await self.replays.verdict(check, calls, answer, replay)
 
@@ -296,6 +319,11 @@ def _typed(row: Sequence[Json]) -> tuple[str, ...]:
         else json.dumps(each)
         for each in row
     )
+
+
+def _expected(expected: str, answer: str | None) -> str:
+    came = "no answer" if answer is None else f"answered {_short(answer)}"
+    return f"expected {_short(expected)}, {came}"
 
 
 def _short(value: object) -> str:

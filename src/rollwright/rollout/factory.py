@@ -9,8 +9,9 @@ only; every retry has a bound.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import nullcontext
 
 from msgspec.structs import replace
@@ -236,13 +237,19 @@ class RolloutFactory:
             )
 
     async def evaluate(
-        self, tasks: Sequence[Task], sampling: Sampling, *, label: str, concurrency: int | None = None
+        self,
+        tasks: Sequence[Task],
+        sampling: Sampling,
+        *,
+        label: str,
+        concurrency: int | None = None,
+        progress: Callable[[int], None] = lambda done: None,
     ) -> list[Scored]:
         """Each task once, in their order; unscorable attempts are tried again, up to `max_attempts`. What
         stays without a value is in the list too, so that nobody counts it as a trial.
 
         `label` is part of the rollout ids and must be new in the ledger. `concurrency` replaces the
-        configured one.
+        configured one. `progress` is told how many tasks are done, 0 first.
 
         Raises:
             StoreError: the ledger refused.
@@ -253,6 +260,10 @@ class RolloutFactory:
             asyncio.ensure_future(self._trial(task, sampling, f"{label}/{number}", book, slots))
             for number, task in enumerate(tasks)
         ]
+        progress(0)
+        ended = itertools.count(1)
+        for trial in trials:
+            trial.add_done_callback(lambda _: progress(next(ended)))
         try:
             return list(await asyncio.gather(*trials))
         finally:

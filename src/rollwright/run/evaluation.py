@@ -1,21 +1,25 @@
 """Evaluation of a finished run's newest checkpoint.
 
-Role: `rollwright eval`. Neighbours: the rollout side does the work. Invariant: the run folder keeps its
-queue and ledger as they are; the evaluation's own rollouts are counted in a ledger in memory.
+Role: `rollwright eval`. Neighbours: the rollout side does the work. Invariants: the run folder keeps its
+queue and ledger as they are; the evaluation's own rollouts are counted in a ledger in memory. Each evaluation
+has a name that no other has (`eval-3`), and with it its own event and audit log and its own rollout ids, so
+that several may go on at once and none replaces what another measured.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import replace
 
 from rollwright.blobs.folder import FolderBlobs
 from rollwright.buffer.base import Commit
 from rollwright.buffer.memory import MemoryStore
+from rollwright.buffer.sqlite import SqliteStore
 from rollwright.clock import Clock
 from rollwright.config import RunConfig
 from rollwright.errors import ConfigError
-from rollwright.events import Evaluated, EventLog
+from rollwright.events import Evaluated, EventLog, RunStarted
 from rollwright.pool.base import WorkKind
 from rollwright.run.folder import RunFolder
 from rollwright.run.leases import leased
@@ -27,13 +31,37 @@ def evaluate(folder: RunFolder, overrides: list[str], clock: Clock) -> list[Eval
     """Success, sampled and greedy, of the newest committed checkpoint.
 
     Raises:
-        ConfigError: no run folder, nothing committed yet, or a wrong override.
+        ConfigError: no run folder, nothing committed yet, a folder that cannot be written, or a wrong
+            override.
         StoreError, SchemaError: what the run left is damaged, or of another version.
     """
     run = folder.load()
     config = evaluation(run, overrides)
     commit, state = newest(folder, run, clock)
-    return asyncio.run(_evaluate(folder, config, commit, state, clock))
+    name = _named(folder)
+    return asyncio.run(_evaluate(folder, config, commit, state, name, clock))
+
+
+def _named(folder: RunFolder) -> str:
+    """The next free name, taken by making its event log; of two that start at once each gets its own.
+
+    Raises:
+        ConfigError: the folder cannot be written.
+    """
+    found = (re.fullmatch(r"events-eval-(\d+)\.jsonl", path.name) for path in folder.path.iterdir())
+    number = max((int(each[1]) for each in found if each), default=0)
+    while True:
+        number += 1
+        try:
+            folder.events(f"eval-{number}").open("xb").close()
+            return f"eval-{number}"
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise ConfigError(
+                f"{folder.path}: cannot write there ({error.strerror}): an evaluation keeps its rollouts and "
+                "its audit log beside the run's; evaluate a copy of the folder"
+            ) from error
 
 
 def newest(folder: RunFolder, config: RunConfig, clock: Clock) -> tuple[Commit, bytes]:
@@ -48,7 +76,7 @@ def newest(folder: RunFolder, config: RunConfig, clock: Clock) -> tuple[Commit, 
             f"{folder.path}: no checkpoint: {folder.store.name} is missing (queue.type = 'memory' keeps "
             "none): give the folder of a run with queue.type = 'sqlite'"
         )
-    store = config.queue.build(folder.store, clock, run=folder.id)
+    store = SqliteStore(folder.store, config.queue.capacity, clock, run=folder.id, readonly=True)
     try:
         last = store.last_commit()
     finally:
@@ -62,7 +90,7 @@ def newest(folder: RunFolder, config: RunConfig, clock: Clock) -> tuple[Commit, 
 
 
 async def _evaluate(
-    folder: RunFolder, config: RunConfig, last: Commit, state: bytes, clock: Clock
+    folder: RunFolder, config: RunConfig, last: Commit, state: bytes, name: str, clock: Clock
 ) -> list[Evaluated]:
     # torch takes seconds to import: whatever is wrong with the folder is told before
     import torch
@@ -87,15 +115,16 @@ async def _evaluate(
     trainer.restore(state)
     channel = InProcessChannel()
     channel.publish(last.version, trainer.weights())
-    events = EventLog(folder.events("evaluation"), clock)
+    events = EventLog(folder.events(name), clock)
+    events.emit(RunStarted(run=folder.id, process=name, incarnation=last.version.incarnation))
     kinds = (WorkKind.SAMPLING, WorkKind.SANDBOX)
     try:
         async with (
             leased(clock, events, Stop(), *kinds) as leases,
-            opened(parts, channel, decoder, events, leases, "evaluation", rounds=True) as side,
+            opened(parts, channel, decoder, events, leases, name, rounds=True) as side,
         ):
             await side.first_weights()
-            return await side.evaluate(str(last.version), example=False)
+            return await side.evaluate(name, name=name, example=False)
     finally:
         events.close()
         parts.close()

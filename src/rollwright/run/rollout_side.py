@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 
 from msgspec.structs import replace
@@ -55,6 +56,9 @@ LOOK_BACK = 20_000
 
 POLL_SECONDS = 0.05
 """Pause between two looks for new weights."""
+
+PROGRESS_SECONDS = 0.5
+"""Pace at which an evaluation tells how far it is."""
 
 
 class RolloutSide:
@@ -179,29 +183,54 @@ class RolloutSide:
             return
         await self.evaluate(label)
 
-    async def evaluate(self, label: str, *, example: bool = True) -> list[Evaluated]:
+    async def evaluate(self, label: str, *, name: str | None = None, example: bool = True) -> list[Evaluated]:
         """Success on held-out tasks, sampled and greedy; with `example` a transcript of one rollout stays
-        in the folder. Stops early where the lease is revoked."""
+        in the folder. Stops early where the lease is revoked.
+
+        `name` is what the ids of its rollouts begin with, the incarnation and `label` by default; no other
+        evaluation of the run may have it.
+        """
         results = []
         config = self.parts.config
         tasks = [self.parts.tasks.task("heldout", i) for i in range(config.evaluation.tasks)]
         for mode, temperature in (("sampled", 1.0), ("greedy", 0.0)):
+            begun = f"{name or f'{self.incarnation}-{label}'}-{mode}"
             scored = await self.factory.evaluate(
                 tasks,
                 Sampling(temperature=temperature, seed=config.seed),
-                label=f"{self.incarnation}-{label}-{mode}",
+                label=begun,
                 concurrency=config.evaluation.concurrency,
+                progress=self._progress(f"{label}, {mode}", len(tasks)),
             )
             if self.lease.revoked:  # cut short: it measured nothing
                 break
             measured = evaluated(label, mode, scored, config.rollout.success)
-            step = self.version.step if self.version else None
-            results.append(replace(measured, step=step, incarnation=self.incarnation))
+            if self.version is not None:
+                measured = replace(
+                    measured, step=self.version.step, incarnation=self.version.incarnation, rollouts=begun
+                )
+            results.append(measured)
             self.events.emit(results[-1])
             self.events.flush()
             if mode == "sampled" and example:
-                self.parts.folder.example.write_text(f"{label}\n{_example(tasks, scored)}")
+                text = f"{label}\n{_example(tasks, scored)}"
+                self.parts.folder.example.write_text(text, encoding="utf-8", errors="replace")
         return results
+
+    def _progress(self, what: str, total: int) -> Callable[[int], None]:
+        """Tells how many of an evaluation's tasks are done, at a steady pace."""
+        clock, told = self.parts.clock, -math.inf
+
+        def tell(done: int) -> None:
+            nonlocal told
+            if done < total and clock.now() - told < PROGRESS_SECONDS:
+                return
+            told = clock.now()
+            values = {"evaluate/done": float(done), "evaluate/total": float(total)}
+            self.events.emit(Metrics(process="rollouts", values=values, what=what))
+            self.events.flush()
+
+        return tell
 
     async def report(self) -> None:
         """Live figures, until cancelled."""

@@ -16,6 +16,7 @@ from msgspec import Struct
 from rollwright.archive.base import Line
 from rollwright.evals.statistics import wilson
 from rollwright.events import Evaluated, Metrics, Resumed, RunStarted, StepEnded
+from rollwright.monitor.evaluations import ENDS
 from rollwright.view.folder import RunView
 
 POINTS = 120
@@ -202,15 +203,16 @@ def _success(view: RunView) -> Chart:
 
 
 def _measured(view: RunView) -> dict[str, dict[float, Evaluated]]:
-    """Evaluations by mode and the step after which they were made."""
+    """The run's own evaluations by mode and the step of the policy that was measured."""
     found: dict[str, dict[float, Evaluated]] = {}
     step = 0
     for logged in view.events:
         match logged.event:
             case StepEnded(step=reached) | Resumed(step=reached):
                 step = reached
-            case Evaluated(trials=trials) as event if trials:
-                found.setdefault(event.mode, {})[float(step)] = event
+            case Evaluated(trials=trials, label=label) as event if trials and label in ENDS:
+                at = step if event.step is None else event.step  # an older log says nothing of it
+                found.setdefault(event.mode, {})[float(at)] = event
             case _:
                 pass
     return found
@@ -258,14 +260,16 @@ def _over_time(view: RunView) -> list[Chart]:
     incarnation = 0
     for logged in view.events:
         event = logged.event
+        if logged.aside:
+            continue
         if began is None:
             began = last = logged.wall
         if isinstance(event, RunStarted) and event.incarnation > incarnation:
             incarnation = event.incarnation
             before += last - began
-            began = logged.wall
+            began = last = logged.wall
             marks.append(before / 60)
-        last = logged.wall
+        last = max(last, logged.wall)  # a clock may be set back
         if isinstance(event, StepEnded | Metrics):
             values = event.metrics if isinstance(event, StepEnded) else event.values
             moments.append(((before + last - began) / 60, values))

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from rollwright.archive.base import Line
 from rollwright.evals.statistics import Difference, paired_difference
 from rollwright.events import Evaluated, GroupEnded, Noted, Resumed, RunStarted
+from rollwright.monitor.evaluations import ENDS, newest, titled
 from rollwright.types import Outcome
 from rollwright.view.folder import RunView
 from rollwright.view.rollouts import split_of
@@ -42,7 +43,7 @@ class Count:
 
 @dataclass(frozen=True)
 class Measured:
-    """One mode of evaluation: what was found under each label, and the paired gain from first to last."""
+    """One mode of evaluation: what was found before and after, each under its title, and the paired gain."""
 
     mode: str
     found: list[tuple[str, Evaluated | None]]
@@ -105,31 +106,63 @@ def moment(wall: float) -> str:
 
 
 def measured(view: RunView) -> list[Measured]:
-    """The evaluations, a line for each mode; a repeated label counts with its last result."""
-    events = [e.event for e in view.events if isinstance(e.event, Evaluated)]
-    labels = list(dict.fromkeys(event.label for event in events))
-    found = {(event.mode, event.label): event for event in events}
+    """What the run measured of itself, a line for each mode; of a repeated one the newest policy counts."""
+    found = newest(_evaluations(view))
+    labels = [label for label in ENDS if any(label == other for other, _ in found)]
+    titles = {
+        label: ", ".join(
+            dict.fromkeys(
+                titled(e, view.figures.step) for (other, _), e in sorted(found.items()) if other == label
+            )
+        )
+        for label in labels
+    }
     lines = []
-    for mode in dict.fromkeys(event.mode for event in events):
-        gain, pairs = _gain(view, labels, mode)
-        lines.append(Measured(mode, [(label, found.get((mode, label))) for label in labels], gain, pairs))
+    for mode in dict.fromkeys(mode for label, mode in found if label in ENDS):
+        gain, pairs = _gain(view, found.get(("before", mode)), found.get(("after", mode)))
+        lines.append(
+            Measured(mode, [(titles[label], found.get((label, mode))) for label in labels], gain, pairs)
+        )
     return lines
 
 
-def _gain(view: RunView, labels: Sequence[str], mode: str) -> tuple[Difference | None, int]:
-    """Success of the last label minus that of the first, on the tasks that both scored."""
-    if len(labels) < 2 or view.config is None:
+def further(view: RunView) -> list[tuple[str, Evaluated]]:
+    """What `rollwright eval` measured, each under its title. It may be of other tasks: never compared."""
+    last = view.figures.step
+    return [(titled(e, last), e) for (label, _), e in newest(_evaluations(view)).items() if label not in ENDS]
+
+
+def _evaluations(view: RunView) -> list[Evaluated]:
+    return [e.event for e in view.events if isinstance(e.event, Evaluated)]
+
+
+def _gain(view: RunView, before: Evaluated | None, after: Evaluated | None) -> tuple[Difference | None, int]:
+    """Success after minus before on the tasks, by id and content, that both scored; and their number."""
+    if before is None or after is None or view.config is None:
         return None, 0
-    wins: list[dict[str, float]] = [{}, {}]
-    for line in view.lines:
-        for side, label in enumerate((labels[0], labels[-1])):
-            if line.value is not None and line.job == "eval" and split_of(line) == f"{label}, {mode}":
-                wins[side][line.task] = float(line.value >= view.config.rollout.success)
-    both = [task for task in wins[0] if task in wins[1]]
+    success = view.config.rollout.success
+    first, last = (
+        {
+            (line.task, line.digest): float(line.value >= success)
+            for line in _lines_of(view, each)
+            if line.value is not None
+        }
+        for each in (before, after)
+    )
+    both = [task for task in first if task in last]
     if len(both) < 2:
         return None, len(both)
-    before, after = [wins[0][task] for task in both], [wins[1][task] for task in both]
-    return paired_difference(before, after), len(both)
+    return paired_difference([first[task] for task in both], [last[task] for task in both]), len(both)
+
+
+def _lines_of(view: RunView, evaluation: Evaluated) -> list[Line]:
+    """The rollouts of one evaluation; of one that does not name them (an older log), the newest that fit."""
+    by: dict[str, list[Line]] = {}
+    for line in view.lines:
+        if line.job == "eval" and split_of(line) == f"{evaluation.label}, {evaluation.mode}":
+            by.setdefault(line.group.rpartition("/")[0], []).append(line)
+    name = evaluation.rollouts or next(reversed(by), "")
+    return by.get(name, [])
 
 
 def outcomes(view: RunView) -> list[Count]:
@@ -190,7 +223,7 @@ def fatal(view: RunView) -> str:
     text = ""
     for each in view.events:
         match each.event:
-            case RunStarted() | Resumed():
+            case RunStarted() | Resumed() if not each.aside:
                 text = ""
             case Noted(level="fatal") as note:
                 text = text or note.text
@@ -208,9 +241,9 @@ def examples(view: RunView) -> list[tuple[str, Line]]:
         value = _value(line)
         which = "one without a score" if value is None else "a success" if value >= success else "a failure"
         kinds[which].append(line)
-    latest: dict[str, float] = {}
-    for line in view.lines:
-        latest[split_of(line)] = line.wall
+    latest: dict[str, int] = {}
+    for place, line in enumerate(view.lines):
+        latest[split_of(line)] = place
     preferred = max((s for s in latest if s.endswith("sampled")), key=lambda s: latest[s], default="train")
     found = []
     for name, fitting in kinds.items():

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Literal
@@ -142,3 +143,14 @@ def _tokens(folder: RunFolder) -> list[bytes]:
         return []
     pieces = [piece.encode("utf-8", "replace") for piece in (*table.pieces, *table.control_pieces)]
     return [bytes([i]) for i in range(BYTES)] + pieces
+
+
+def in_order(lines: Iterable[Line]) -> list[Line]:
+    """Rollouts by group, seat and attempt: 0-g2/1.0, 0-g2/1.1, 0-g10/0.0."""
+    return sorted(lines, key=lambda line: natural(line.rollout))
+
+
+def natural(text: str) -> list[tuple[int, int, str]]:
+    """A key by which text is sorted with its numbers as numbers."""
+    parts = re.findall(r"[0-9]+|[^0-9]+", text)
+    return [(0, int(part), "") if part[0] in "0123456789" else (1, 0, part) for part in parts]

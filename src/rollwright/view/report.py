@@ -108,6 +108,7 @@ def _facts(view: RunView, bodies: Packed) -> dict[str, Any]:
         "header": facts.header(view),
         "versions": facts.versions(view),
         "measured": facts.measured(view),
+        "further": facts.further(view),
         "outcomes": facts.outcomes(view),
         "dispositions": facts.dispositions(view),
         "has_ledger": view.ledger is not None,

@@ -2,11 +2,13 @@
 
 Role: `rollwright trace`. Neighbours: `traced` holds what is found; ledger, archive, audit and events are
 looked into. Invariants: nothing is written; every lookup uses an index or a search for bytes, so that it
-stays quick in a long run; an id that is nowhere is one clear line.
+stays quick in a long run; an id that is nowhere, or that could be several things, is one clear line; what is
+damaged is named and passed over.
 """
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import re
 from collections.abc import Iterable, Iterator
@@ -26,13 +28,15 @@ from rollwright.errors import ConfigError
 from rollwright.guard.audit import Entry as AuditEntry
 from rollwright.guard.audit import Line as AuditLine
 from rollwright.run.folder import RunFolder
-from rollwright.types import Row, Scored, Task, Turn
+from rollwright.types import Identity, Row, Scored, Task, Turn
+from rollwright.view.folder import in_order, natural
 from rollwright.view.traced import (
     Audited,
     Brief,
     CallSeen,
     CommitSeen,
     Kind,
+    PartSeen,
     RolloutSeen,
     SampleSeen,
     TaskSeen,
@@ -87,6 +91,8 @@ class Tracer:
         Raises:
             ConfigError: nothing of that id is in the run.
         """
+        if not _storable(id):
+            raise ConfigError(f"{id!a} is no text, so nothing of run {self._folder.id}: expected {FORMS}")
         name, _, row = id.partition("#")
         if self._known(name) and (not row or row.isdecimal()):
             return self._rollout(id, name, "sample" if row else "rollout")
@@ -108,22 +114,37 @@ class Tracer:
         return self._store.find(rollout) is not None or self._archive.line(rollout) is not None
 
     def _digested(self, digest: str) -> str | None:
-        """The version whose checkpoint or weights have this digest (or beginning of one)."""
-        found = {
-            c.checkpoint: str(c.version) for c in reversed(self._commits) if c.checkpoint.startswith(digest)
-        }
-        if len(found) > 1:
-            raise ConfigError(f"'{digest}' begins {len(found)} checkpoints: give more of its digits")
-        if found:
-            return next(iter(found.values()))
-        pushed = (weights for weights in self._pushes(f'"digest":"{digest}'))
-        return next((weights.version for weights in pushed), None)
+        """The version whose checkpoint or weights have this digest (or beginning of one).
+
+        Raises:
+            ConfigError: it begins several digests, or is that of several versions.
+        """
+        made = {(c.checkpoint, str(c.version)) for c in self._commits if c.checkpoint.startswith(digest)}
+        pushed = {(w.digest, w.version) for w in self._pushes(f'"digest":"{digest}')}
+        for what, found in (("checkpoints", made), ("weights", pushed)):
+            digests = {each for each, _ in found}
+            if len(digests) > 1:
+                raise ConfigError(f"'{digest}' begins {len(digests)} {what}: give more of its digits")
+        versions = sorted({version for _, version in made} or {version for _, version in pushed}, key=natural)
+        if made and pushed and {d for d, _ in made} != {d for d, _ in pushed}:
+            raise ConfigError(f"'{digest}' begins a checkpoint and weights: give more of its digits")
+        if len(versions) > 1:
+            raise ConfigError(
+                f"'{digest}' is of {len(versions)} versions: ask for one of {', '.join(versions)}"
+            )
+        return versions[0] if versions else None
 
     def _rollout(self, id: str, rollout: str, kind: Kind) -> Trace:
         line, entry = self._archive.line(rollout), self._store.find(rollout)
         brief, kept = _brief(rollout, line, entry), self._archive.kept(rollout)
         siblings = self._archive.of_group(brief.group)
-        seen = self._seen(brief, kept, entry)
+        damaged: list[str] = []
+        seen = self._seen(brief, kept, entry, damaged)
+        if kind == "sample" and int(id.partition("#")[2]) not in [
+            int(s.id.rpartition("#")[2]) for s in seen.samples
+        ]:
+            has = ", ".join(sample.id for sample in seen.samples) or "none: it was not trained"
+            raise ConfigError(f"'{id}': rollout {rollout} has no such sample; it has {has}")
         if kind == "call" and id not in [call.id for turn in seen.turns for call in turn.calls]:
             raise ConfigError(f"'{id}': rollout {rollout} made no such call; `rollwright trace` it instead")
         return Trace(
@@ -136,6 +157,7 @@ class Tracer:
             call=id if kind == "call" else "",
             commit=self._commit(brief.version),
             weights=list(self._pushed(brief.version)),
+            damaged=damaged,
         )
 
     def _several(self, kind: Kind, id: str, lines: list[Line]) -> Trace:
@@ -164,26 +186,31 @@ class Tracer:
         )
 
     def _briefs(self, lines: Iterable[Line]) -> list[Brief]:
-        return [_brief(line.rollout, line, self._store.find(line.rollout)) for line in lines]
+        return [_brief(line.rollout, line, self._store.find(line.rollout)) for line in in_order(lines)]
 
-    def _seen(self, brief: Brief, kept: Kept | None, entry: Entry | None) -> RolloutSeen:
+    def _seen(self, brief: Brief, kept: Kept | None, entry: Entry | None, damaged: list[str]) -> RolloutSeen:
         identity = kept.scored.rollout.identity if kept else entry.identity if entry else None
-        assert identity is not None, "the caller knows it"
-        if kept is None:  # it never ended: running, or its process was killed
+        if identity is None:
+            line = self._archive.line(brief.rollout)
+            identity = Identity(
+                run=self._folder.id, job=line.job if line else "train", trace=line.trace if line else ""
+            )
+        if kept is None:  # it never ended (running, or its process was killed), or cannot be read
+            lost = brief.rollout in self._archive.unreadable
             return RolloutSeen(
                 brief=brief,
                 trace=identity.trace,
                 job=identity.job,
                 attempt=identity.attempt,
                 answer=None,
-                error="no record: its process ended before it did",
+                error="its record is damaged" if lost else "no record: its process ended before it did",
                 seconds=0.0,
                 wall=0.0,
-                parts={},
+                parts=[],
                 turns=[],
                 samples=[],
             )
-        rollout, audit = kept.scored.rollout, self._audited(brief.rollout)
+        rollout, audit = kept.scored.rollout, self._audited(brief.rollout, damaged)
         return RolloutSeen(
             brief=brief,
             trace=identity.trace,
@@ -193,7 +220,10 @@ class Tracer:
             error=rollout.error or (kept.scored.score.reason or None),
             seconds=rollout.seconds,
             wall=rollout.started,
-            parts={part.name: part.value for part in kept.scored.score.parts},
+            parts=[
+                PartSeen(name=part.name, value=part.value, detail=part.detail)
+                for part in kept.scored.score.parts
+            ],
             turns=[_turn(number, turn, rollout.rows, audit) for number, turn in enumerate(rollout.turns)],
             samples=list(self._samples(brief, kept.scored)),
         )
@@ -240,24 +270,42 @@ class Tracer:
                 except msgspec.MsgspecError:
                     continue  # another event that holds the text
 
-    def _audited(self, rollout: str) -> dict[str, list[Audited]]:
-        """Call id → its entries, of all audit logs."""
+    def _audited(self, rollout: str, damaged: list[str]) -> dict[str, list[Audited]]:
+        """Call id → its entries, of all audit logs; lines that are not what was written go to `damaged`."""
         found: dict[str, list[Audited]] = {}
         text = '"rollout":' + msgspec.json.encode(rollout).decode()
         for path in sorted(self._folder.path.glob("audit-*.jsonl")):
             for data in _lines(path, text):
-                entry = msgspec.json.decode(msgspec.json.decode(data, type=AuditLine).entry, type=AuditEntry)
+                try:
+                    line = msgspec.json.decode(data, type=AuditLine)
+                    if hashlib.sha256(bytes(line.entry)).hexdigest() != line.sha256:
+                        raise ValueError("changed since it was written")
+                    entry = msgspec.json.decode(line.entry, type=AuditEntry)
+                    body = msgspec.json.decode(entry.body)
+                except ValueError as error:  # msgspec's errors and UnicodeDecodeError are ones
+                    damaged.append(f"{path.name} line {_number(path, data)}: {error}")
+                    continue
                 if entry.identity is not None and entry.identity.rollout == rollout:
                     found.setdefault(entry.call, []).append(
                         Audited(
-                            log=path.name,
-                            number=entry.number,
-                            wall=entry.wall,
-                            kind=entry.kind,
-                            body=msgspec.json.decode(entry.body),
+                            log=path.name, number=entry.number, wall=entry.wall, kind=entry.kind, body=body
                         )
                     )
         return found
+
+
+def _storable(text: str) -> bool:
+    """Whether `text` has an encoding: what a shell passes on may have none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _number(path: Path, line: bytes) -> int:
+    """The place of a line in its file, 1-based."""
+    return path.read_bytes().partition(line)[0].count(b"\n") + 1
 
 
 def _lines(path: Path, text: str) -> Iterator[bytes]:

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from rich.text import Text
 from rich.tree import Tree
 
+from rollwright.monitor.plain import clean
 from rollwright.view.traced import Brief, CallSeen, RolloutSeen, Trace, TurnSeen
 
 LIMIT = 12
@@ -33,6 +34,8 @@ def tree(trace: Trace) -> Tree:
         return root
     others = [brief for brief in trace.siblings if brief.rollout != trace.rollout.brief.rollout]
     _rollout(root, trace.rollout, trace.call, trace.id)
+    for line in trace.damaged:
+        root.add(_said("damaged", f"{line}: passed over", "red"))
     if others:
         _several(root, f"siblings in group {trace.rollout.brief.group}", others)
     _step(root, trace)
@@ -78,7 +81,10 @@ def _rollout(root: Tree, seen: RolloutSeen, call: str, asked: str) -> None:
     if seen.error:
         node.add(_said("error", seen.error, "red"))
     if seen.parts:
-        node.add(_said("score", ", ".join(f"{name} {value:g}" for name, value in seen.parts.items())))
+        score = node.add(_said("score", ", ".join(f"{part.name} {part.value:g}" for part in seen.parts)))
+        for part in seen.parts:
+            if part.detail:
+                score.add(_said(part.name, part.detail))
     for sample in seen.samples:
         low, high = sample.advantage_low, sample.advantage_high
         advantage = f"{low:+.4g}" if low == high else f"{low:+.4g} to {high:+.4g}"
@@ -106,9 +112,8 @@ def _call(part: Tree, call: CallSeen, asked: bool) -> None:
         body = entry.body if isinstance(entry.body, dict) else {}
         told = {key: body[key] for key in ("decision", "rule", "reason", "status") if body.get(key)}
         text = ", ".join(f"{key} {value}" for key, value in told.items())
-        node.add(
-            Text(f"{entry.log} {entry.number}: {entry.kind}" + (f" ({text})" if text else ""), style="dim")
-        )
+        line = f"{entry.log} {entry.number}: {entry.kind}" + (f" ({text})" if text else "")
+        node.add(Text(clean(line), style="dim"))
 
 
 def _step(root: Tree, trace: Trace) -> None:
@@ -127,7 +132,7 @@ def _step(root: Tree, trace: Trace) -> None:
 def _several(root: Tree, what: str, briefs: Sequence[Brief]) -> None:
     ends = Counter(brief.disposition or "not in the ledger" for brief in briefs)
     told = ", ".join(f"{number} {end}" for end, number in ends.most_common())
-    node = root.add(Text(_clean(f"{what}: {len(briefs)}") + (f" ({told})" if told else ""), style="bold"))
+    node = root.add(Text(clean(f"{what}: {len(briefs)}") + (f" ({told})" if told else ""), style="bold"))
     for brief in briefs[:LIMIT]:
         node.add(_line("rollout", brief.rollout, _fate(brief)))
     if len(briefs) > LIMIT:
@@ -146,18 +151,13 @@ def _fate(brief: Brief) -> str:
 def _line(kind: str, id: str, text: str, *, bold: bool = False) -> Text:
     line = Text()
     line.append(f"{kind} ", style="dim")
-    line.append(_clean(id), style="bold cyan" if bold else "cyan")
-    line.append(f"  {_clean(text)}")
+    line.append(clean(id), style="bold cyan" if bold else "cyan")
+    line.append(f"  {clean(text)}")
     return line
 
 
 def _said(who: str, text: str, style: str = "") -> Text:
     cut = text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text) - LONGEST} more characters)"
-    line = Text(f"{_clean(who)}  ", style="dim")
-    line.append(_clean(cut), style=style)
+    line = Text(f"{clean(who)}  ", style="dim")
+    line.append(clean(cut), style=style)
     return line
-
-
-def _clean(text: str) -> str:
-    """`text` without anything that a terminal would obey."""
-    return "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in text)

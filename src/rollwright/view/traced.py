@@ -79,6 +79,14 @@ class SampleSeen(Struct, frozen=True, kw_only=True):
     """False for a step that was never committed (the run was killed before)."""
 
 
+class PartSeen(Struct, frozen=True, kw_only=True):
+    """What one check gave; `detail` says what a failed one lacked."""
+
+    name: str
+    value: float
+    detail: str
+
+
 class RolloutSeen(Struct, frozen=True, kw_only=True):
     """A rollout whole."""
 
@@ -90,7 +98,7 @@ class RolloutSeen(Struct, frozen=True, kw_only=True):
     error: str | None
     seconds: float
     wall: float
-    parts: dict[str, float]
+    parts: list[PartSeen]
     turns: list[TurnSeen]
     samples: list[SampleSeen]
 
@@ -145,3 +153,5 @@ class Trace(Struct, frozen=True, kw_only=True):
     """Rollouts that the version asked for was trained on."""
     made: list[Brief] = []
     """Rollouts of which the version asked for sampled a token."""
+    damaged: list[str] = []
+    """Lines of the audit logs that are not what was written; they were passed over."""

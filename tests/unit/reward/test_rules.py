@@ -193,7 +193,41 @@ async def test_a_failed_last_call_is_no_success() -> None:
     task, calls, answer = script(0)
     given = await score(task, [*calls, ("sql", "SELECT nothing FROM nowhere")], answer)
     assert given.value == 0.0
-    assert given.parts[0].detail == "3 of 4 calls ok"
+    told = "expected at least 1 ok and the last one ok, came 3 of 4 calls ok, the last error"
+    assert given.parts[0].detail == told
+
+
+async def test_a_failure_says_what_was_expected_and_what_came() -> None:
+    made: list[Call] = [("python", "print(2)"), ("sql", "SELECT 1")]
+    checks: tuple[AnyCheck, ...] = (
+        AnswerEquals(expected="hazu"),
+        AnswerJson(path="a.b", expected=7),
+        StdoutEquals(expected="3"),
+        FileHolds(path="in.txt", text="bye"),
+        FileHolds(path="none.txt"),
+        SqlResult(query="SELECT name FROM t", columns=("name",), rows=(("Eve",),)),
+        ValuesSeen(values=("1", "99")),
+        ReturnValue(expression="1 + 1", expected="3"),
+        VariableExists(name="x", type="int"),
+    )
+    given = await score(task(*checks), made, "lozu")
+    details = [each.detail for each in given.parts]
+    assert details[0] == "expected 'hazu', answered 'lozu'"
+    assert all(detail.startswith("expected ") for detail in details), details
+    came = ("lozu", "lozu", "2", "hello", "FileNotFoundError", "Ada", "99", "2", "there is none")
+    for detail, text in zip(details, came, strict=True):
+        assert text in detail
+
+
+async def test_a_failed_replay_says_how_far_it_came() -> None:
+    task, _, answer = script(0)
+    twin = next(check for check in task.checks if isinstance(check, TwinReplay))
+    made: list[Call] = [("sql", f"SELECT '{answer}'")]
+    given = await score(replace(task, checks=(twin,)), made, answer)
+    told = f"on the twin: expected {twin.expected!r}, answered {answer!r}; replayed 1 of 1 calls"
+    assert given.parts[0].detail == told
+    given = await score(replace(task, checks=(twin,)), made, None)
+    assert given.parts[0].detail == f"expected {twin.expected!r}, no answer"
 
 
 async def test_a_call_that_failed_on_the_way_does_no_harm() -> None:

@@ -6,8 +6,10 @@ import base64
 import gzip
 import hashlib
 import json
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -16,15 +18,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made_run import made_run
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
-from rollwright.archive.sqlite import opened
+from rollwright.archive.reader import opened
+from rollwright.archive.sqlite import SqliteArchive
+from rollwright.buffer.sqlite import SqliteStore
 from rollwright.cli.main import app
 from rollwright.config import load
 from rollwright.errors import ConfigError, StoreError
-from rollwright.events import EventLog, Noted, RunStarted
+from rollwright.events import Evaluated, EventLog, Noted, Resumed, RunStarted, StepEnded
 from rollwright.run.folder import RunFolder, create
+from rollwright.testing.clock import FakeClock
+from rollwright.types import Scored
+from rollwright.view.facts import measured
+from rollwright.view.folder import viewed
 from rollwright.view.report import SCRIPTS, STYLES, write_report
+from rollwright.view.trace import Tracer
 
 HOSTILE = (
     "<script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -306,6 +316,190 @@ def test_what_is_wrong_is_one_line(tmp_path: Path) -> None:
     folder.rollouts.write_bytes(b"no database" * 1000)
     with pytest.raises(StoreError, match=r"rollouts\.db is damaged"):
         write_report(folder)
+
+
+def evaluate(folder: RunFolder, label: str, wins: int, *, step: int, process: str, **more: Any) -> None:
+    events = EventLog(folder.events(process))
+    more = {"rollouts": f"{label}-sampled", **more}
+    events.emit(
+        Evaluated(
+            label=label, mode="sampled", successes=wins, trials=16, low=wins / 20, high=1.0, step=step, **more
+        )
+    )
+    events.close()
+
+
+def measured_rows(page: Page) -> str:
+    return (
+        page.text.partition("Before and after")[2].partition("Further evaluations")[0].partition("Curves")[0]
+    )
+
+
+def test_what_eval_measures_of_other_tasks_changes_no_gain(tmp_path: Path) -> None:
+    folder = made_run(tmp_path, 320)
+    before = measured_rows(report(folder))
+    assert "points" in before
+    archive = SqliteArchive(folder.rollouts)
+    for line in list(archive.lines()):
+        kept = archive.kept(line.rollout)
+        if kept is None or line.job != "eval" or "after" not in line.rollout:
+            continue
+        # the same task ids, other contents, and all of them wrong
+        task = replace(kept.task, messages=kept.task.messages[:1])
+        identity = replace(kept.scored.rollout.identity, rollout=line.rollout.replace("0-after", "eval-1"))
+        identity = replace(identity, group=line.group.replace("0-after", "eval-1"))
+        score = replace(kept.scored.score, value=0.0)
+        archive.add(task, Scored(rollout=replace(kept.scored.rollout, identity=identity), score=score))
+    archive.close()
+    evaluate(folder, "eval-1", 0, step=18, process="eval-1")
+    page = report(folder)
+    assert measured_rows(page) == before
+    assert "eval-1, sampled 0.0 %" in page.text or "eval-1 (step 18), sampled 0.0 %" in page.text
+    assert page.rollout("0-after-sampled/0.0")["id"] == "0-after-sampled/0.0"
+    index = page.data("data-index")
+    assert "eval-1, sampled" in index["split"]["names"]
+    chart = page.data("data-overview")["charts"][0]
+    (held,) = [series for series in chart["series"] if series["name"] == "held-out, sampled"]
+    assert 0.0 not in held["values"]
+
+
+def test_only_the_same_tasks_are_paired(tmp_path: Path) -> None:
+    folder = made_run(tmp_path, 320)
+    with viewed(folder) as view:
+        pairs = measured(view)[0].pairs
+    archive = SqliteArchive(folder.rollouts)
+    changed = [line for line in archive.lines() if "after" in line.rollout and line.value is not None][:5]
+    for line in changed:
+        kept = archive.kept(line.rollout)
+        assert kept is not None
+        archive.add(replace(kept.task, tags={"other": "1"}), kept.scored)
+    archive.close()
+    with viewed(folder) as view:
+        assert pairs - 5 <= measured(view)[0].pairs < pairs
+
+
+def test_an_after_of_an_earlier_step_says_so_and_stands_at_its_step(tmp_path: Path) -> None:
+    folder = made_run(tmp_path, 320)
+    assert "(step" not in measured_rows(report(folder))
+    events = EventLog(folder.events("trainer"))
+    events.emit(Resumed(step=3, version="policy@1.3"))
+    for step in range(4, 30):
+        events.emit(StepEnded(step=step, incarnation=1, metrics={}))
+    events.close()
+    page = report(folder)
+    assert "after (step 3)" in measured_rows(page) and "before (step" not in page.text
+    evaluate(folder, "after", 16, step=29, process="rollouts", incarnation=1, rollouts="1-after-sampled")
+    assert "after (step" not in measured_rows(report(folder))
+    chart = page.data("data-overview")["charts"][0]
+    (held,) = [series for series in chart["series"] if series["name"] == "held-out, sampled"]
+    assert [at for at, value in zip(chart["x"], held["values"], strict=True) if value is not None] == [0, 3]
+
+
+class Settable(FakeClock):
+    back = 0.0
+
+    def wall(self) -> float:
+        return super().wall() - self.back
+
+
+def test_a_clock_that_was_set_back_changes_nothing_that_is_shown(tmp_path: Path) -> None:
+    pages = []
+    for back in (0.0, 7200.0):
+        folder = made_run(tmp_path / str(back), 320)
+        clock = Settable()
+        clock.back = back
+        events = EventLog(folder.events("trainer"), clock)
+        events.emit(Resumed(step=2, version="policy@1.2"))
+        events.emit(StepEnded(step=3, incarnation=1, metrics={"train/entropy": 0.25}))
+        events.close()
+        evaluate(folder, "after", 16, step=3, process="trainer", incarnation=1, rollouts="1-after-sampled")
+        pages.append(report(folder))
+    assert measured_rows(pages[0]) == measured_rows(pages[1])
+    first, second = (page.data("data-overview")["charts"] for page in pages)
+    assert [chart for chart in first if chart["axis"] == "step"] == [
+        chart for chart in second if chart["axis"] == "step"
+    ]
+
+
+def test_a_report_changes_nothing_in_the_folder_but_its_own_file(tmp_path: Path) -> None:
+    folder = made_run(tmp_path, 64)
+
+    def held() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in folder.path.iterdir() if path.is_file()}
+
+    before = held()
+    report(folder)
+    with Tracer(folder) as tracer:
+        tracer.trace("0-g0/0.0")
+    after = held()
+    assert after.pop("report.html") and after == before
+
+
+READ_ONLY = """
+import ctypes, sys
+# Root writes everywhere: without CAP_DAC_OVERRIDE it is a user like others.
+header, sets = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+libc = ctypes.CDLL(None)
+assert libc.capget(header, sets) == 0
+sets[0] &= ~0b1110
+assert libc.capset(header, sets) == 0
+from rollwright.cli.main import app
+app(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_folder_that_cannot_be_written_is_read(tmp_path: Path, live: bool) -> None:
+    folder, page = made_run(tmp_path / "runs", 64), tmp_path / "r.html"
+    held: list[SqliteArchive | SqliteStore] = []
+    if live:  # a run that goes on, or was copied while it did, has a log beside its databases
+        held = [SqliteArchive(folder.rollouts), SqliteStore(folder.store, 1, FakeClock())]
+        for path in (folder.rollouts, folder.store):
+            with closing(sqlite3.connect(path)) as db:
+                db.execute("UPDATE meta SET version = version")
+                db.commit()
+        for path in folder.path.glob("*-shm"):
+            path.unlink()
+
+    def ask(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-P", "-c", READ_ONLY, *arguments]
+        return subprocess.run(command, text=True, capture_output=True, check=False)
+
+    before = sorted(folder.path.iterdir())
+    modes = {path: path.stat().st_mode for path in (folder.path, *folder.path.rglob("*"))}
+    try:
+        for path, mode in modes.items():
+            path.chmod(mode & ~0o222)
+        for arguments in (
+            ["report", str(folder.path), "--output", str(page)],
+            ["trace", "0-g0/0.0", "--run", str(folder.path)],
+        ):
+            done = ask(*arguments)
+            assert done.returncode == 0, done.stderr
+        assert len(Page(page).data("data-index")["id"]) == 64
+        done = ask("report", str(folder.path))
+        assert done.returncode == 2 and done.stderr.count("\n") == 1
+        assert "report.html: the report cannot be written" in done.stderr and "--output" in done.stderr
+        assert sorted(folder.path.iterdir()) == before
+    finally:
+        for path, mode in modes.items():
+            path.chmod(mode)
+        for each in held:
+            each.close()
+
+
+def test_a_damaged_record_is_counted_and_the_others_are_shown(tmp_path: Path) -> None:
+    folder = made_run(tmp_path, 64)
+    with closing(sqlite3.connect(folder.rollouts)) as db:
+        db.execute("UPDATE bodies SET data = x'00' WHERE rollout IN ('0-g1/0.0', '0-g1/1.0')")
+        db.commit()
+    page = report(folder)
+    assert "2 of 64 records are damaged and cannot be shown: 0-g1/0.0, 0-g1/1.0" in page.text
+    index = page.data("data-index")
+    assert [id for id, chunk in zip(index["id"], index["chunk"], strict=True) if chunk < 0] == [
+        "0-g1/0.0",
+        "0-g1/1.0",
+    ]
 
 
 def test_the_command_says_what_it_wrote(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ Report.panel = (() => {
 
   const related = (at) => {
     const { table } = Report;
-    const siblings = table.same("group", at);
+    const inOrder = (a, b) => table.id(a).localeCompare(table.id(b), "en", { numeric: true });
+    const siblings = table.same("group", at).sort(inOrder);
     const others = table.same("task", at).filter((i) => !siblings.includes(i));
     const scored = siblings.map(table.reward).filter((value) => value !== null);
     const mean = scored.length ? scored.reduce((a, b) => a + b, 0) / scored.length : null;
@@ -55,7 +56,7 @@ Report.panel = (() => {
 
   const turn = (given, number) => {
     const cached = given.prompt ? `, ${given.cached} of ${given.prompt} prompt tokens cached` : "";
-    const said = say(`policy, turn ${number + 1}`, "assistant", pre(given.text),
+    const said = say(`policy, turn ${number}`, "assistant", pre(given.text),
       el("div", { class: "meta" }, `${given.end - given.start} tokens, ${given.finish}, ${Report.number(given.model)} s${cached}`));
     const results = new Map(given.results.map((result) => [result.call, result]));
     const calls = given.calls.map((call) => [
