@@ -22,6 +22,7 @@ from rollwright.tasks.base import Demonstration, Split
 from rollwright.tasks.config import GymConfig
 from rollwright.tasks.pieces import pieces_of
 from rollwright.types import Json, Message, ScoredBy, Task
+from rollwright.values import shown
 
 SEEDS = 2**34
 """Generator seeds of one `seed`; the lower half is `train`, the upper one `heldout`."""
@@ -47,7 +48,12 @@ REVIEWED = frozenset(
 UNREVIEWED = "its scorer was not reviewed, and some of the package's evaluate the answer as Python"
 LEFT_OUT = dict.fromkeys(
     ("acre", "gsm_symbolic", "list_functions"), "it makes all its items before the first one can be taken"
-) | {"bf": "it writes to the terminal"}
+)
+LEFT_OUT["bf"] = "it writes to the terminal"
+LEFT_OUT |= dict.fromkeys(
+    ("isomorphic_strings", "ransom_note"),
+    "it draws in the order of sets, so a task would be another one in another process",
+)
 """Data sets that are not offered for another reason than their scorer."""
 
 
@@ -87,8 +93,17 @@ def _data_set(name: str, parameters: str, seed: int) -> Any:
     try:
         return create_dataset(name, seed=seed, size=SIZE, **given)
     except (TypeError, AssertionError, ValueError) as error:
-        what = " ".join(str(error).split())
-        raise ConfigError(f"tasks.parameters = {given}: '{name}' does not take them ({what})") from error
+        raise _not_taken(name, given, error) from error
+
+
+def _not_taken(name: str, given: Mapping[str, Json], error: Exception) -> ConfigError:
+    what = " ".join(f"{type(error).__name__}: {error}".split())
+    return ConfigError(f"tasks.parameters = {shown_table(given)}: '{name}' does not take them ({what})")
+
+
+def shown_table(given: Mapping[str, Json]) -> str:
+    """Parameters as TOML would have them, in one line."""
+    return "{ " + ", ".join(f"{name} = {shown(value)}" for name, value in given.items()) + " }"
 
 
 def data_set(name: str, parameters: Mapping[str, Json], seed: int) -> Any:
@@ -98,7 +113,14 @@ def data_set(name: str, parameters: Mapping[str, Json], seed: int) -> Any:
         ConfigError: unknown, without a safe scorer, or parameters that it does not take.
         MissingExtra: the package is not installed.
     """
-    return _data_set(name, json.dumps(dict(parameters), sort_keys=True), seed)
+    try:
+        written = json.dumps(dict(parameters), sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"tasks.parameters = {shown_table(parameters)}: expected finite numbers, text, true or false, "
+            f"lists and tables ({error})"
+        ) from error
+    return _data_set(name, written, seed)
 
 
 class GymScorer:
@@ -168,8 +190,14 @@ class GymTasks:
 
     def _entry(self, split: Split, index: int) -> tuple[str, str]:
         """(question, answer) of an item."""
-        made = data_set(self.config.dataset, self.config.parameters, self._seeds[split])
-        entry = made[index]
+        config = self.config
+        made = data_set(config.dataset, config.parameters, self._seeds[split])
+        try:
+            entry = made[index]
+        except (
+            Exception
+        ) as error:  # boundary: the package looks at some parameters only when it makes an item
+            raise _not_taken(config.dataset, config.parameters, error) from error
         return str(entry["question"]), str(entry["answer"])
 
     def _index(self, split: Split, number: int) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -97,11 +100,51 @@ def test_what_an_agent_answers_is_never_executed(tmp_path: Path) -> None:
         ({"parameters": {"terms": 3}}, "does not take them"),
         ({"parameters": {"min_terms": 0}}, "does not take them"),
         ({"parameters": {"seed": 3}}, "does not take them"),
+        ({"parameters": {"min_terms": 2.5}}, r"min_terms = 2\.5 .*'chain_sum' does not take them"),
+        ({"parameters": {"min_terms": "2"}}, "does not take them"),
+        ({"parameters": {"min_terms": [2]}}, "does not take them"),
+        ({"parameters": {"min_terms": datetime.date(1979, 5, 27)}}, r"1979-05-27 .*expected finite numbers"),
+        ({"parameters": {"x": float("nan")}}, "expected finite numbers"),
+        ({"parameters": {"x": [float("inf")]}}, "expected finite numbers"),
+        ({"dataset": "ransom_note"}, "another one in another process"),
+        ({"dataset": "isomorphic_strings"}, "order of sets"),
     ],
 )
 def test_what_is_wrong_is_told_at_once(config: dict[str, object], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=told) as caught:
         GymConfig.model_validate(config).build()
+    assert "\n" not in str(caught.value)
+
+
+OFFERED = """
+import hashlib, sys
+from rollwright.tasks.config import GymConfig
+from rollwright.tasks.gym import data_sets
+for name in [name for name, why in data_sets().items() if not why]:
+    tasks = GymConfig(dataset=name, heldout=1).build()
+    made = [tasks._entry("train", number) for number in range(int(sys.argv[1]))]
+    print(name, hashlib.blake2b(repr(made).encode()).hexdigest())
+"""
+
+
+def offered(seed: str, count: int) -> dict[str, str]:
+    """Data set → digest of its first items, made with another hash seed."""
+    done = subprocess.run(
+        [sys.executable, "-c", OFFERED, str(count)],
+        env={**os.environ, "PYTHONHASHSEED": seed},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    return dict(line.split() for line in done.stdout.splitlines())
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("count", [20, pytest.param(300, marks=pytest.mark.slow)])
+def test_every_offered_set_is_the_same_in_another_process(count: int) -> None:
+    one, two = offered("1", count), offered("2", count)
+    assert len(one) > 40 and [name for name in one if one[name] != two[name]] == []
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
