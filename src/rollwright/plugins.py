@@ -11,18 +11,23 @@ from __future__ import annotations
 import difflib
 import re
 import sys
+import traceback
 from collections.abc import Iterable
+from contextlib import redirect_stdout
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from rollwright.errors import ConfigError, MissingExtra, PluginError
 from rollwright.values import fits, shown, takes
 
 BESIDE = "the module must lie beside the TOML file, in a folder that `imports` names, or on PYTHONPATH"
+_BARE = re.compile(r"non-annotated attribute was detected: `(\w+)|Field '(\w+)' defined on a base class was")
 _PLACE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
@@ -90,12 +95,68 @@ def load(group: str, name: str) -> Any:
 
 def _imported(point: EntryPoint, mend: str) -> Any:
     try:
-        return point.load()
+        with redirect_stdout(sys.stderr):  # what a module prints is in no program's way
+            return point.load()
     except MissingExtra:
         raise
     except Exception as error:  # boundary: a plug-in's code, which may fail in any way
-        what = " ".join(f"{type(error).__name__}: {error}".split())
-        raise PluginError(f"'{point.name}' cannot be imported ({what}); {mend}") from error
+        why = " ".join(_why(point, error, mend).split())
+        raise PluginError(f"'{point.name}' cannot be imported: {why}") from error
+
+
+def _why(point: EntryPoint, error: Exception, mend: str) -> str:
+    """Which of the ways it was in which an import fails, and what to do."""
+    if isinstance(error, ModuleNotFoundError) and _part_of(error.name, point.module):
+        return f"no module '{error.name}'; {mend}"
+    module = sys.modules.get(point.module)
+    if isinstance(error, AttributeError) and module is not None and not _raised_in(point.module, error):
+        return _no_attribute(point, module)
+    if isinstance(error, PydanticUserError) and (bare := _BARE.search(str(error))):
+        name = bare[1] or bare[2]
+        where = _raised_in(point.module, error)
+        return f"'{name}' has no type{where}: annotate it: `{name}: {_kind_of(name)} = …`"
+    what = f"{type(error).__name__}: {error}"
+    install = "; install what is missing" if isinstance(error, ModuleNotFoundError) else ""
+    return f"the module raised {what}{_raised_in(point.module, error)}{install}"
+
+
+def _part_of(missing: str | None, module: str) -> bool:
+    """Whether the missing module is the one that was named, or a package above it."""
+    return missing is not None and f"{module}.".startswith(f"{missing}.")
+
+
+def _no_attribute(point: EntryPoint, module: ModuleType) -> str:
+    """A module without the attribute: a wrong name, or another module of the same name that came first."""
+    attribute, file = point.attr.partition(".")[0], getattr(module, "__file__", None) or "built into Python"
+    top = point.module.partition(".")[0]
+    places = (Path(folder) / name for folder in sys.path for name in (f"{top}.py", f"{top}/__init__.py"))
+    others = [place for place in places if place.is_file() and place.resolve() != Path(file).resolve()]
+    if others and "." not in point.module:
+        return (
+            f"another module named '{top}' comes first ({file}), and has no '{attribute}': "
+            f"give {others[-1]} another name"
+        )
+    near = difflib.get_close_matches(attribute, dir(module), n=1)
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    return f"the module '{point.module}' ({file}) has no '{attribute}'{hint or '; give it one'}"
+
+
+def _raised_in(module: str, error: Exception) -> str:
+    """` (file:line)` of the last line of the module that led to an error; nothing where none did."""
+    stem = module.rpartition(".")[2]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).stem == stem]
+    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+
+
+def _kind_of(name: str) -> str:
+    """The annotation that a field of this name has in some configuration class."""
+    kinds = [PartConfig]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+        if found := kind.__dict__.get("__pydantic_fields__", {}).get(name):
+            annotation = found.annotation
+            return annotation.__name__ if type(annotation) is type else str(annotation)
+    return "TYPE"
 
 
 def choose(group: str, value: Any, default: str) -> PartConfig:
