@@ -11,6 +11,7 @@ from urllib.parse import quote
 import pytest
 from made_run import made_run
 
+from rollwright.events import Evaluated, EventLog, StepEnded
 from rollwright.view.report import write_report
 
 if TYPE_CHECKING:
@@ -132,6 +133,24 @@ def test_tokens_say_what_is_known_of_them(watched: Watched, big: Path) -> None:
     page.locator("#panel .tools button", has_text="advantage").click()
     assert page.locator("#panel .tokens i[class*=' a'], #panel .tokens i[class*=' d']").count() > 0
     assert watched.complaints == []
+
+
+def test_measurements_fit_into_a_page_of_1200_pixels(chromium: Browser, tmp_path: Path) -> None:
+    folder = made_run(tmp_path, 320)
+    events = EventLog(folder.events("trainer"))
+    events.emit(StepEnded(step=1234, incarnation=1, metrics={}))
+    for label in ("eval-1", "eval-12"):
+        for mode in ("sampled", "greedy"):
+            events.emit(
+                Evaluated(label=label, mode=mode, successes=99, trials=1000, low=0.08, high=0.12, step=987)
+            )
+    events.close()
+    page = chromium.new_page(viewport={"width": 1200, "height": 900})
+    Watched(page).open(write_report(folder).path)
+    widths = "all => all.map(each => [each.scrollWidth, each.clientWidth])"
+    found = page.eval_on_selector_all(".scroll", widths)
+    assert len(found) >= 2 and all(inside <= outside for inside, outside in found), found
+    page.close()
 
 
 def test_curves_are_drawn_in_light_dark_and_narrow(chromium: Browser, big: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -54,9 +55,10 @@ def test_this_machine_is_told_whole_and_nothing_is_left(tmp_path: Path) -> None:
     ended = doctor(tmp_path)
     lines = ended.stdout.splitlines()
     assert {f"sandbox: {name}:" in ended.stdout for name in KEEPS} == {True}, ended.stderr
+    assert not re.search(r"(\w+): \1:", ended.stdout), "a label stands once"
     ready = landlock_abi() > 0
     assert (ended.returncode == 0) == ready == ("training can start here" in lines)
-    assert "torch: torch: 2." in ended.stdout and "extras: torch: safetensors" in ended.stdout
+    assert "torch: 2." in ended.stdout and "extras: torch: safetensors" in ended.stdout
     assert "parts: engine embedded: usable" in ended.stdout
     assert list(tmp_path.iterdir()) == []
 
@@ -68,7 +70,7 @@ def test_without_torch_and_isolation_it_says_so_and_how_to_get_them(tmp_path: Pa
     told: dict[str, Any] = json.loads(ended.stdout)
     reasons = "\n".join(told["reasons"])
     assert told["ready"] is False
-    assert "torch: torch: not installed; pip install 'rollwright[torch]'" in reasons
+    assert "torch: not installed; pip install 'rollwright[torch]'" in reasons
     assert "sandbox: fs" in reasons and "Landlock" in reasons and "--unsafe-sandbox" in reasons
     found = {(section, each["name"]): each for section, all in told["sections"].items() for each in all}
     assert found["parts", "engine embedded"]["state"] == "bad"

@@ -34,19 +34,26 @@ def _show(found: Examination) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from rollwright.run.doctor import label
+
     console = Console()
     if not console.is_terminal:  # one finding a line, nothing wrapped
         for section, findings in found.sections.items():
             for each in findings:
                 more = f"; {each.mend}" if each.mend else ""
-                typer.echo(f"{MARKS[each.state.value]} {section}: {each.name}: {each.value}{more}")
+                typer.echo(f"{MARKS[each.state.value]} {label(section, each)}: {each.value}{more}")
     else:
         table = Table(box=None, pad_edge=False)
         for column in ("", "", "found", "what to know or do"):
             table.add_column(column, overflow="fold")
         for section, findings in found.sections.items():
             for each in findings:
-                row = (MARKS[each.state.value], f"{section} {each.name}", each.value, each.mend)
+                row = (
+                    MARKS[each.state.value],
+                    label(section, each).replace(": ", " ", 1),
+                    each.value,
+                    each.mend,
+                )
                 table.add_row(*map(Text, row))
             table.add_section()
         console.print(table)

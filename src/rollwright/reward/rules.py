@@ -127,8 +127,8 @@ class _Grading:
         good = statuses.count(CallStatus.OK)
         last = statuses[-1] if statuses else None
         return good >= check.minimum and last is CallStatus.OK, (
-            f"expected at least {check.minimum} ok and the last one ok, came {good} of {len(statuses)} calls ok"
-            + (f", the last {last.value}" if last else "")
+            f"expected at least {check.minimum} ok and the last one ok, "
+            f"came {good} of {len(statuses)} calls ok" + (f", the last {last.value}" if last else "")
         )
 
     async def answer_equals(self, check: AnswerEquals) -> Verdict:

@@ -36,8 +36,8 @@ KEEPS = {
     "fs": "your files are out of reach",
     "net": "no network",
     "pids": "number of processes",
-    "memory": "memory",
-    "disk": "disk",
+    "memory": "no more than its share",
+    "disk": "no more than its share",
     "kill": "no process outlives its sandbox",
     "kernel_surface": "few system calls",
 }
@@ -92,9 +92,14 @@ def examine(folder: Path) -> Examination:
     sections = {name: tuple(_look(name, look)) for name, look in looks.items()}
     bad = [(name, each) for name, found in sections.items() for each in found if each.state is State.BAD]
     reasons = tuple(
-        f"{name}: {each.name}: {each.value}" + (f"; {each.mend}" if each.mend else "") for name, each in bad
+        f"{label(name, each)}: {each.value}" + (f"; {each.mend}" if each.mend else "") for name, each in bad
     )
     return Examination(sections, reasons)
+
+
+def label(section: str, finding: Finding) -> str:
+    """What a finding is called: section and name, once where they are the same."""
+    return section if finding.name == section else f"{section}: {finding.name}"
 
 
 def _look(name: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:

@@ -58,7 +58,10 @@ Report.charts = (charts) => {
   const range = (chart) => {
     const all = chart.series.flatMap((s) => [...s.values, ...(s.low || []), ...(s.high || [])]).filter((v) => v !== null);
     let [low, high] = [Math.min(...all), Math.max(...all)];
-    if (chart.kind === "share") return high > 0.3 || chart.series.some((s) => s.low) ? [0, 1] : [0, 1.15 * high || 1];
+    if (chart.kind === "share") {
+      const top = high > 0.3 || chart.series.some((s) => s.low) ? 1 : 1.1 * high || 1;
+      return [-0.05 * top, 1.05 * top]; // room for a point at an edge
+    }
     if (chart.kind === "count") low = Math.min(0, low);
     const pad = (high - low || Math.abs(high) || 1) * 0.08;
     return [chart.kind === "count" && low === 0 ? 0 : low - pad, high + pad];
@@ -81,7 +84,7 @@ Report.charts = (charts) => {
       height: 190,
       cursor: { sync: { key: chart.axis }, points: { size: 7 } },
       scales: {
-        x: { time: false, range: (u, low, high) => (low === high ? [low - 1, high + 1] : [low - (high - low) / 80, high + (high - low) / 80]) },
+        x: { time: false, range: (u, low, high) => (low === high ? [low - 1, high + 1] : [low - (high - low) / 40, high + (high - low) / 40]) },
         y: { range: range(chart) },
       },
       series: [
