@@ -35,7 +35,7 @@ def logged(run: RunFolder, clock: Clock) -> None:
     archive = opened(run.rollouts)
     audit, events = AuditLog(run.audit("rollouts"), clock), EventLog(run.events("rollouts"), clock)
     lines = [line.rollout for line in archive.lines()]
-    for kept, _ in archive.whole(lines):
+    for _, kept, _ in archive.whole(lines):
         rollout = kept.scored.rollout
         for turn in rollout.turns:
             for call in turn.calls:
