@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +96,8 @@ def test_a_policy_that_is_right_now_and_then_has_something_to_learn(folder: Path
     assert found["pass_1"]["low"] < found["pass_1"]["value"] < found["pass_1"]["high"]
     assert found["shares"]["signal"]["value"] > 0.8
     assert found["turns"]["value"] == 1 and found["critic"]["pays"] is None
+    assert 0.1 < found["heldout"]["value"] < 0.9 and found["warnings"] == []
+    assert found["evidence"][0].startswith("rollouts ended: answered")
     assert found["step_seconds"]["value"] > 0
     assert found["run_seconds"]["value"] == pytest.approx(2 * found["step_seconds"]["value"])
 
@@ -136,3 +142,28 @@ def test_wrong_arguments_are_one_line(folder: Path, arguments: tuple[str, ...], 
     done = command("assess", *arguments)
     assert done.exit_code == 2 and told in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda n: n.name)
+def test_a_signal_ends_it_in_one_line_and_leaves_nothing(folder: Path, number: signal.Signals) -> None:
+    scratch = folder / "scratch"
+    scratch.mkdir()
+    line = [sys.executable, "-m", "rollwright.cli.main", "assess", "echo/echo.toml"]
+    process = subprocess.Popen(
+        [*line, "--set", "warmstart.steps=100000"],
+        env={**os.environ, "TMPDIR": str(scratch)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    for told in process.stderr:
+        if "warm start" in told:  # it is at work
+            break
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    said = [text for text in err.splitlines() if not text.startswith("warm start")]
+    assert said == [
+        f"rollwright: stopped by {number.name}: nothing is left behind; start again for an answer"
+    ]
+    assert process.returncode == 128 + number and out == "" and list(scratch.iterdir()) == []

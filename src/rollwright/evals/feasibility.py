@@ -172,7 +172,7 @@ def transfer(found: Feasibility, heldout: Sequence[Sequence[Trial]], success: fl
     figure = mean([sum(won) / len(won) for won in wins if won], rate=True)
     train, warnings = found.pass_1, found.warnings
     if train.value is not None and figure.value is not None:
-        apart = figure.high is None or train.low is None or train.low > figure.high
+        apart = train.low is not None and figure.high is not None and train.low > figure.high
         if apart and train.value - figure.value > TRANSFER:
             warnings += (
                 f"train tasks are solved at {train.value:.0%}, held-out ones at {figure.value:.0%}: what is "

@@ -21,6 +21,7 @@ from rollwright.evals.feasibility import (
     explained,
     feasibility,
     mean,
+    transfer,
 )
 from rollwright.evals.feasibility_text import lines
 
@@ -172,3 +173,24 @@ def test_short_rollouts_need_no_critic() -> None:
     groups = [[trial(float(i % 2), turns=2, states=(str(i % 2),)) for i in range(8)] for _ in range(20)]
     found = critic(groups)
     assert (found.pays, found.explained) == (False, 1.0)
+
+
+def test_train_tasks_that_are_solved_and_held_out_ones_that_are_not_are_told() -> None:
+    found = feasibility(groups_of(*[6, 8] * 20), PLAN)
+    poor = transfer(found, groups_of(*[0, 0, 0, 1] * 10, tries=2))
+    assert poor.heldout.value == 0.125 and poor.verdict == found.verdict
+    assert poor.warnings[0].startswith("train tasks are solved at 88%, held-out ones at 12%")
+    told = list(lines(poor))
+    assert any(line.startswith("held-out pass@1") for line in told) and any(
+        "warning: train" in t for t in told
+    )
+    assert transfer(found, groups_of(*[2, 1] * 20, tries=2)).warnings == ()  # as good
+    assert transfer(found, groups_of(1, tries=2)).warnings == ()  # one task says little
+    assert transfer(found, []).heldout == Figure()
+
+
+def test_evidence_stands_beside_a_bad_verdict_only() -> None:
+    seen = ("rollouts ended: answered 100 %",)
+    bad = dataclasses.replace(feasibility(groups_of(0, 0), PLAN), evidence=seen)
+    good = dataclasses.replace(feasibility(groups_of(3, 4), PLAN), evidence=seen)
+    assert seen[0] in list(lines(bad)) and seen[0] not in list(lines(good))
