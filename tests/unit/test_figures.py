@@ -54,8 +54,12 @@ def test_without_events_nothing_has_a_value() -> None:
     figures = fed()
     assert figures.success is None and figures.seconds_left is None
     assert Terminal(Console(file=io.StringIO()), figures, "t").line() == "starting"
-    figures = fed(Metrics(process="rollouts", values={"queue/depth": 0.0}))
+    figures = fed(Metrics(process="rollouts", values={"queue/depth": 0.0}))  # it waits for the first weights
+    assert Terminal(Console(file=io.StringIO()), figures, "t").line() == "starting"
+    figures = fed(rollout(None))
     assert "–" in Terminal(Console(file=io.StringIO()), figures, "t").line()
+    figures = fed(step(4, 0.5), RunStarted(run="r", process="trainer", incarnation=1))
+    assert Terminal(Console(file=io.StringIO()), figures, "t").line() == "step 4/10  starting"
 
 
 def drawn(figures: Figures) -> str:

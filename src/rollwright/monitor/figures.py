@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from rollwright.events import (
     Evaluated,
+    Event,
     GroupEnded,
     Logged,
     Metrics,
@@ -45,6 +46,8 @@ class Figures:
     curve: list[tuple[int, float, float]] = field(default_factory=list)
     """(step, mean reward of its groups, entropy)."""
     evaluations: list[Evaluated] = field(default_factory=list)
+    told: bool = False
+    """Whether this part of the run has done a piece of work: an update, a rollout, an evaluation."""
     evaluating: str = ""
     """The evaluation under way and how far it is: `after, sampled 120/256`; "" while none is."""
     notes: list[Noted] = field(default_factory=list)
@@ -67,6 +70,7 @@ class Figures:
         if self.started is None:
             self.started = logged.wall
         self.last_wall = max(logged.wall, self.last_wall or logged.wall)  # a clock may be set back
+        self.told = self.told or _work(event)
         match event:
             case RolloutEnded(value=value, job="train") if value is not None:
                 self._values.append(value)
@@ -112,7 +116,7 @@ class Figures:
         self.seconds_before = self.seconds
         self.started = self.last_wall = self.first_step_wall = None
         self.live.clear()
-        self.evaluating = ""
+        self.told, self.evaluating = False, ""
         self.notes.clear()
 
     @property
@@ -120,11 +124,6 @@ class Figures:
         """Whether the policy after the last step was measured: the run's end."""
         ends = (e for e in self.evaluations if (e.label, e.mode) == ("after", "greedy"))
         return any(e.step is not None and e.step >= self.total_steps for e in ends)
-
-    @property
-    def told(self) -> bool:
-        """Whether any process of this part has told a figure."""
-        return bool(self.live or self.evaluating or self.groups_kept or self.groups_dropped)
 
     @property
     def seconds(self) -> float:
@@ -145,3 +144,10 @@ class Figures:
             return None
         pace = (self.last_wall - self.first_step_wall) / (self.step - self.first_step)
         return max(0.0, pace * (self.total_steps - self.step))
+
+
+def _work(event: Event) -> bool:
+    """Whether an event tells of work done, and not of waiting for the first."""
+    if isinstance(event, Metrics):
+        return bool(event.what) or "warmstart/step" in event.values
+    return isinstance(event, RolloutEnded | GroupEnded | StepEnded | Evaluated)

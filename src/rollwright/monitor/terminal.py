@@ -85,7 +85,7 @@ class Terminal:
         if f.evaluating:
             return clean(f"step {f.step}/{f.total_steps}  evaluating {f.evaluating}")
         if not f.told:
-            return "starting"
+            return f"step {f.step}/{f.total_steps}  starting" if f.step else "starting"
         if f.step == 0 and f.warm_total and f.warm < f.warm_total:
             loss, left = f.live.get("warmstart/loss"), f.live.get("warmstart/seconds_left")
             return f"warm start {f.warm}/{f.warm_total}  loss {_number(loss, '{:.3f}')}  left {_clock(left)}"
