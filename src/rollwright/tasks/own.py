@@ -18,7 +18,7 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
@@ -27,7 +27,7 @@ from rollwright.plugins import PartConfig
 from rollwright.tasks.base import Demonstration, Split, TaskSet
 from rollwright.tasks.config import LimitsConfig
 from rollwright.tasks.pieces import pieces_of
-from rollwright.tasks.question import Question, Step, Wrong, checked, refused_sql, told
+from rollwright.tasks.question import Question, Step, Wrong, checked, refused_sql, told, unwritable
 from rollwright.types import AnswerEquals, AnyCheck, CallsSucceed, Json, Message, Task, ToolCall, TwinReplay
 from rollwright.wire import decode, encode
 
@@ -72,6 +72,18 @@ class OwnTasks(PartConfig):
     @classmethod
     def _named(cls, value: Any) -> Any:
         return {"type": f"{cls.__module__}:{cls.__qualname__}", **value} if isinstance(value, dict) else value
+
+    @model_validator(mode="after")
+    def _kept(self) -> Self:
+        """A run keeps its configuration in files."""
+        for name in type(self).model_fields:
+            odd = unwritable(getattr(self, name))
+            if odd is not None:
+                raise ValueError(
+                    f"its field '{name}' holds {told(odd)}, which TOML and JSON cannot keep: "
+                    "use numbers, text, true or false, lists or tables of them, and make the rest in `make`"
+                )
+        return self
 
     def make(self, rng: random.Random) -> Question:
         """A question; everything that varies is drawn from `rng` (and from nothing else)."""

@@ -12,6 +12,9 @@ import sqlite3
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import BaseModel
 
 from rollwright.types import AnyCheck, Check, Environment, File, Json
 
@@ -119,6 +122,19 @@ def misplaced(path: str) -> str:
     if any(len(name.encode("utf-8", "replace")) > LONGEST_NAME for name in names):
         return f"give names of at most {LONGEST_NAME} bytes"
     return ""
+
+
+def unwritable(value: object) -> object | None:
+    """The part of a configuration's value that TOML and JSON cannot keep; None where there is none."""
+    if value is None or isinstance(value, bool | int | float | Path | BaseModel):
+        return None
+    if isinstance(value, str):
+        return None if _storable(value) else value
+    if isinstance(value, list | tuple | set | frozenset):
+        return next((odd for odd in map(unwritable, value) if odd is not None), None)
+    if isinstance(value, dict):
+        return unwritable([*value.keys(), *value.values()])
+    return value
 
 
 def told(value: object) -> str:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import datetime
 import itertools
+import json
 import random
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
+from rollwright.config import load
 from rollwright.errors import ConfigError
 from rollwright.reward.replay import _LITERAL
 from rollwright.sandbox.files import _names
 from rollwright.tasks.own import TEXT_ARGUMENT, OwnTasks, Question, Step
-from rollwright.tasks.question import Wrong, checked, misplaced, refused_sql
+from rollwright.tasks.question import Wrong, checked, misplaced, refused_sql, unwritable
 from rollwright.types import Task
 from rollwright.wire import decode, encode
 
@@ -241,3 +247,50 @@ def test_names_that_recur_are_fine() -> None:
 def test_few_different_questions_are_warned_of() -> None:
     found = tasks(lambda rng: base(ask=f"double {rng.randint(0, 40)}")).build().warnings()  # type: ignore[attr-defined]
     assert len(found) == 1 and "different questions in 300 draws" in found[0]
+
+
+ODD: dict[str, object] = {
+    "a date": datetime.date(2020, 1, 1),
+    "bytes": b"x",
+    "a complex": 1j,
+    "a pattern": re.compile("a"),
+    "a function": abs,
+    "a range": range(3),
+    "half a character": "\ud800",
+    "a date in a list": [1, [datetime.date(2020, 1, 1)]],
+    "a pattern in a table": {"a": {"b": re.compile("a")}},
+}
+
+
+@pytest.mark.parametrize("value", ODD.values(), ids=ODD)
+def test_a_field_that_no_file_can_keep_is_refused(value: object) -> None:
+    class Odd(OwnTasks):
+        odd: Any = value
+
+    with pytest.raises(ValidationError, match=r"its field 'odd' holds .* TOML and JSON cannot keep"):
+        Odd()
+
+
+def test_such_a_field_is_one_line_of_the_command(tmp_path: Path) -> None:
+    (tmp_path / "dated_tasks.py").write_text(
+        "import datetime\nfrom rollwright.tasks.own import OwnTasks\n"
+        "class Dated(OwnTasks):\n    day: datetime.date = datetime.date(2020, 1, 1)\n"
+    )
+    (tmp_path / "dated.toml").write_text('[tasks]\ntype = "dated_tasks:Dated"\n')
+    with pytest.raises(
+        ConfigError, match=r"its field 'day' holds datetime.date\(2020, 1, 1\), a date"
+    ) as caught:
+        load([tmp_path / "dated.toml"])
+    assert "\n" not in str(caught.value)
+
+
+KEPT = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+)
+
+
+@given(KEPT)
+def test_what_json_can_keep_is_let_through(value: Any) -> None:
+    assert unwritable(value) is None
+    assert json.loads(json.dumps(value)) == value
