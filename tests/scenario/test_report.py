@@ -150,6 +150,8 @@ def test_measurements_fit_into_a_page_of_1200_pixels(chromium: Browser, tmp_path
     widths = "all => all.map(each => [each.scrollWidth, each.clientWidth])"
     found = page.eval_on_selector_all(".scroll", widths)
     assert len(found) >= 2 and all(inside <= outside for inside, outside in found), found
+    shown = "all => all.map(each => getComputedStyle(each).overflow)"  # a point at 0 % or 100 % is whole
+    assert set(page.eval_on_selector_all("svg.interval", shown)) == {"visible"}
     page.close()
 
 
