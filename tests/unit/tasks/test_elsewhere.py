@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from rollwright.errors import ConfigError
+from rollwright.tasks.base import TaskSet
 from rollwright.tasks.config import RecordsConfig
-from rollwright.tasks.elsewhere import differing, movable
+from rollwright.tasks.elsewhere import HASH_SEEDS, differing, movable
 from rollwright.tasks.own import OwnTasks, Question
 from rollwright.testing.tasksets import repeats
 
 WORDS = {"oslo", "lima", "kyiv", "cairo", "delhi", "quito", "seoul", "tunis", "paris", "accra"}
+
+
+HERE: list[bool] = []
 
 
 class OfASet(OwnTasks):
@@ -34,10 +42,12 @@ class Sorted(OfASet):
 
 
 class Unbuildable(Sorted):
-    """Says no only there."""
+    """Says no only there, where nobody has set `here`."""
 
-    def build(self):  # type: ignore[no-untyped-def]
-        raise ConfigError("not here")
+    def build(self) -> TaskSet:
+        if not HERE:
+            raise ConfigError("not here")
+        return super().build()
 
 
 def test_a_set_of_text_is_found() -> None:
@@ -60,5 +70,21 @@ def test_only_what_a_module_has_can_be_made_there() -> None:
 
 
 def test_what_fails_there_is_one_line() -> None:
+    HERE.append(True)
     with pytest.raises(ConfigError, match="cannot be made in another interpreter: not here"):
         differing(Unbuildable(), 2)
+
+
+@pytest.mark.parametrize("seed", HASH_SEEDS)
+def test_it_is_found_whatever_hash_seed_this_process_has(seed: str) -> None:
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import test_elsewhere as t; "
+    code += "from rollwright.tasks.elsewhere import differing; print(len(differing(t.OfASet(), 10)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(Path(__file__).parent)],
+        env={**os.environ, "PYTHONHASHSEED": seed},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert int(done.stdout) > 10
