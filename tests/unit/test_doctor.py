@@ -90,7 +90,7 @@ def test_each_guarantee_that_is_not_kept_says_how_to_get_it(name: str) -> None:
 
 def test_a_part_that_cannot_be_used_says_why() -> None:
     found = _part("tasks", "rollwright.tasks", "nowhere:Tasks", needed=False)
-    assert found.state is State.ABSENT and "ModuleNotFoundError" in found.value
+    assert found.state is State.ABSENT and "no module 'nowhere'" in found.value
     assert _part("tasks", "rollwright.tasks", "no_such", needed=True).state is State.BAD
 
 

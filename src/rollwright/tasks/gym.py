@@ -194,9 +194,7 @@ class GymTasks:
         made = data_set(config.dataset, config.parameters, self._seeds[split])
         try:
             entry = made[index]
-        except (
-            Exception
-        ) as error:  # boundary: the package looks at some parameters only when it makes an item
+        except Exception as error:  # boundary: the package reads some parameters only when it makes an item
             raise _not_taken(config.dataset, config.parameters, error) from error
         return str(entry["question"]), str(entry["answer"])
 
