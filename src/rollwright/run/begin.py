@@ -30,13 +30,14 @@ CHANGEABLE = ("loop", "evaluation")
 """Branches that a resume may change: nothing that was made so far hangs on them."""
 
 
-def begin(config: RunConfig) -> RunFolder:
-    """A new run folder for `config`, ready for its processes.
+def begin(config: RunConfig, say: Callable[[str], None] = lambda text: None) -> RunFolder:
+    """A new run folder for `config`, ready for its processes. `say` is told what is odd about it.
 
     Raises:
         ConfigError: a contradiction between parts, or a folder that cannot be written.
     """
-    check(config)
+    for warning in check(config).warnings:
+        say(f"warning: {warning}")
     folder = create(config)
     folder.tokenizer.write_text(PieceTokenizer(taskset(config).pieces(), CONTROL).to_json())
     SqliteArchive(folder.rollouts).close()

@@ -58,7 +58,7 @@ def conduct(config: RunConfig, console: Console) -> Ended:
         WorkerFailed: a process failed; everything else was stopped.
     """
     _torch()
-    folder = begin(config)
+    folder = begin(config, lambda text: console.print(text, soft_wrap=True, highlight=False))
     console.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)
     with held(folder):
         return Ended(supervise(folder, config, console, SystemClock())[0], folder)

@@ -16,20 +16,22 @@ import itertools
 import math
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, closing
 
 from msgspec.structs import replace
 
+from rollwright.archive.reader import opened as opened_archive
 from rollwright.buffer.base import Drop, Store, put_when_room
 from rollwright.clock import SystemClock
 from rollwright.engine.base import Engine
-from rollwright.errors import ConfigError, DeadlineExceeded
+from rollwright.errors import ConfigError, DeadlineExceeded, NoSignal
 from rollwright.evals.statistics import wilson
 from rollwright.events import Evaluated, EventLog, Metrics, Noted, WeightsPushed, read_events
 from rollwright.guard.audit import AuditLog
 from rollwright.guard.chain import GuardChain
 from rollwright.guard.policy import AllowList
 from rollwright.model.decoder import Decoder
+from rollwright.monitor.evidence import evidence
 from rollwright.monitor.transcript import transcript
 from rollwright.plugins import buildable
 from rollwright.pool.base import Lease, WorkKind
@@ -53,6 +55,9 @@ Leases = Mapping[WorkKind, Lease]
 
 LOOK_BACK = 20_000
 """Started rollouts among which the newest task number is looked for first; far more than are in flight."""
+
+EVIDENCE = 256
+"""Rollouts that the error of a run without signal is about."""
 
 POLL_SECONDS = 0.05
 """Pause between two looks for new weights."""
@@ -148,10 +153,24 @@ class RolloutSide:
         """Groups of the tasks `numbers`; their ids never repeat those of an earlier incarnation."""
         async with aclosing(self.factory.groups(numbers, prefix=f"{self.incarnation}-g")) as reports:
             async for report in reports:
-                warning = self.signal.check(self.factory.stats())
+                try:
+                    warning = self.signal.check(self.factory.stats())
+                except NoSignal as error:
+                    for line in self._evidence():
+                        error.add_note(line)
+                    raise
                 if warning:
                     self.events.emit(Noted(level="warning", text=warning))
                 yield report
+
+    def _evidence(self) -> list[str]:
+        """How the last training rollouts ended, and what came of their calls."""
+        self.parts.archive.flush()
+        newest = [each.rollout for each in self.parts.store.newest(EVIDENCE) if each.job == "train"]
+        with closing(opened_archive(self.parts.folder.rollouts)) as archive:
+            tried = [(kept.task, kept.scored) for _, kept, _ in archive.whole(newest)]
+        lines = evidence(tried, self.parts.config.rollout.success)
+        return list(itertools.takewhile(lambda line: not line.startswith("one that failed"), lines))
 
     async def _queue(self, report: GroupReport) -> None:
         """Put a group that was kept into the queue, waiting for room."""
