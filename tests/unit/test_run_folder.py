@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from rollwright.config import load
 from rollwright.errors import ConfigError
 from rollwright.run.folder import RunFolder, create
 from rollwright.run.preflight import taskset
+from rollwright.view.report import write_report
+from rollwright.view.settings import settings
 
 
 def test_the_resolved_configuration_comes_back(tmp_path: Path) -> None:
@@ -55,3 +58,18 @@ def test_rows_that_cannot_fit_are_refused_before_anything_starts() -> None:
 def test_a_model_without_size_is_refused(key: str) -> None:
     with pytest.raises(ConfigError, match=f"model.{key}"):
         load([], [f"model.{key}=0"])
+
+
+def test_looking_at_a_run_imports_no_class_that_it_names(tmp_path: Path) -> None:
+    (tmp_path / "trap.py").write_text("raise SystemExit('imported by a look')\n")
+    folder = create(load([], [f"folder={tmp_path / 'runs'}", "loop.steps=7"]))
+    stored = json.loads(folder.config.read_text())
+    stored["config"] |= {"tasks": {"type": "trap:Tasks", "size": 3}, "imports": [str(tmp_path)]}
+    folder.config.write_text(json.dumps(stored))
+    seen = folder.peek()
+    assert seen.loop.steps == 7 and seen.imports == (str(tmp_path),)
+    assert {s.key: s.value for s in settings(seen)}["tasks.size"] == "3"
+    assert str(tmp_path) not in sys.path
+    assert write_report(folder).path.is_file()
+    with pytest.raises(SystemExit):
+        RunFolder(folder.path).load()

@@ -14,9 +14,13 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from rollwright.config import RunConfig, resolved
+from pydantic import ConfigDict
+
+from rollwright.config import CHOICES, RunConfig, resolved
 from rollwright.errors import ConfigError
+from rollwright.plugins import PartConfig
 from rollwright.wire import SCHEMA
 
 
@@ -116,11 +120,30 @@ class RunFolder:
             raise ConfigError(f"{self.config}: cannot be replaced ({error.strerror})") from error
 
     def load(self) -> RunConfig:
-        """The resolved configuration.
+        """The resolved configuration. A class that it names (`module:Class`) is imported, and so may run what
+        lies beside it: for whoever is about to use it.
 
         Raises:
             ConfigError: this is no run folder, or of another schema.
         """
+        return resolved(self._tree(), str(self.config))
+
+    def peek(self) -> RunConfig:
+        """The resolved configuration for people to read: a class that it names is not imported, its part
+        holds what is stored.
+
+        Raises:
+            ConfigError: as `load`.
+        """
+        tree = self._tree()
+        imports = tree.pop("imports", [])
+        for branch in CHOICES:
+            part = tree.get(branch)
+            if isinstance(part, dict) and ":" in str(part.get("type", "")):
+                tree[branch] = StoredPart.model_validate(part)
+        return resolved(tree, str(self.config)).model_copy(update={"imports": tuple(imports)})
+
+    def _tree(self) -> dict[str, Any]:
         if not self.config.is_file():
             raise ConfigError(
                 f"{self.path} is no run folder: {self.config.name} is missing; give the folder of a "
@@ -133,12 +156,20 @@ class RunFolder:
                     f"{self.config}: schema {stored['schema']}, this version reads {SCHEMA}: use the "
                     "version of rollwright that wrote it"
                 )
-            return resolved(stored["config"], str(self.config))
+            return dict(stored["config"])
         except (OSError, ValueError, LookupError, TypeError) as error:
             if isinstance(error, ConfigError):
                 raise
             what = " ".join(str(error).split())[:200]
             raise ConfigError(f"{self.config}: not the configuration of a run ({what})") from error
+
+
+class StoredPart(PartConfig):
+    """A part of somebody's own as it is stored: a name and values."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
 
 
 def create(config: RunConfig) -> RunFolder:

@@ -79,7 +79,7 @@ def viewed(folder: RunFolder) -> Iterator[RunView]:
         raise ConfigError(f"{folder.path} is no run folder: {folder.config.name} is missing")
     config, problem = None, ""
     try:
-        config = folder.load()
+        config = folder.peek()
     except (ConfigError, ImportError, LookupError) as error:
         problem = " ".join(str(error).split())
     # The archive before the ledger: a rollout seen there has its line here.

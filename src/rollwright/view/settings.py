@@ -54,6 +54,8 @@ def _walk(model: BaseModel, default: Any, prefix: str) -> list[Setting]:
                 help=" ".join((field.description or "").replace("`", "").split()),
             )
         )
+    for name, value in (model.model_extra or {}).items():  # a class that is not imported: no say on defaults
+        found.append(Setting(prefix + name, _shown(value), "unknown", True, ""))
     return found
 
 
