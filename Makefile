@@ -40,6 +40,7 @@ slow gpu: $(VENV)/.dev ## the tests with that mark
 bench: $(VENV)/.dev ## every benchmark, in its quick form
 	$(BIN)/python benchmarks/learning.py --quick
 	$(BIN)/python benchmarks/learning.py --quick --control
+	$(BIN)/python benchmarks/learning.py --quick --tasks atlas
 	$(BIN)/python benchmarks/modes.py --quick
 	$(BIN)/python benchmarks/crash.py --quick
 	$(BIN)/python benchmarks/trace.py --quick
