@@ -2,7 +2,7 @@
 
 Role: the run folder's log (`events-<process>.jsonl`) and W3C trace context. Neighbours: everyone emits;
 report, trace and dashboard only read. Invariants: an event is written before what follows from it is shown;
-each line is one JSON object with `schema`; a trace id is made once, where a rollout starts, and never changes.
+each line is one JSON object with `schema`; a trace id is made where a rollout starts, and never changes.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class Identity(Record, frozen=True, kw_only=True):
     rollout: str = ""
     attempt: int = 0
     trace: str = ""
-    """W3C trace id: 32 hex digits, made at task intake."""
+    """W3C trace id: 32 hex digits, made where the rollout starts."""
 
 
 class Probe(ArrayRecord, frozen=True, kw_only=True):
