@@ -31,7 +31,10 @@ READY = b"ready"
 
 _MAX_ROWS = 1000
 _READING_PRAGMAS = frozenset(
-    ("table_info", "table_xinfo", "table_list", "index_list", "index_info", "index_xinfo", "foreign_key_list")
+    (
+        *("table_info", "table_xinfo", "table_list", "index_list", "index_info", "index_xinfo"),
+        *("foreign_key_list", "foreign_key_check"),  # the latter is asked by iterdump from Python 3.13 on
+    )
 )
 
 Reply = dict[str, Any]
@@ -208,6 +211,8 @@ class Database:
         assert self._connection is not None, "`open` comes first"
         try:
             for piece in self._connection.iterdump():
+                if piece == "PRAGMA foreign_keys=OFF;":  # as it is anyway; a copy may not set it
+                    continue
                 pieces.append(piece)
                 size += len(piece)
                 if size > limit:

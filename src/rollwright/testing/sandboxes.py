@@ -222,6 +222,18 @@ async def a_snapshot_branches(provider: SandboxProvider) -> None:
 
 
 @check
+async def a_database_with_broken_references_branches(provider: SandboxProvider) -> None:
+    """What an agent left of its references is no reason to lose the database."""
+    sql = "CREATE TABLE a(id PRIMARY KEY); CREATE TABLE b(a REFERENCES a(id)); INSERT INTO b VALUES (7)"
+    sandbox = await make(provider, Environment(sql=sql))
+    branch = await sandbox.fork()
+    found = await branch.sql("SELECT a FROM b", timeout=SECONDS)
+    assert found.rows is not None and found.rows.rows == ((7,),)
+    await branch.close()
+    await sandbox.close()
+
+
+@check
 async def nothing_is_left_over(provider: SandboxProvider) -> None:
     """Daemons, deep folders and data are gone after `close`, which may be called at once from several
     sides."""

@@ -136,22 +136,25 @@ async def run(
         checks=(),
         limits=limits,
     )
+    sandbox = MemorySandbox("s", Environment(), lambda _: None)
     session = Session(
         identity=Identity(run="run", rollout="g0/0.0"),
         engine=engine,  # type: ignore[arg-type]
         door=door or Door(),
         codec=CODEC,
         template=TEMPLATE,
-        sandbox=MemorySandbox("s", Environment(), lambda _: None),
+        sandbox=sandbox,
         sampling=Sampling(temperature=0.7, seed=5),
         clock=clock,
         trace=TraceContext.new(),
         events=events or ListSink(),
         deadline=clock.now() + seconds,
     )
-    return await ToolAgent(AgentConfig(calls_per_turn=2, observation_characters=80)).run(
-        task, session
-    ), engine
+    agent = ToolAgent(AgentConfig(calls_per_turn=2, observation_characters=80))
+    try:
+        return await agent.run(task, session), engine
+    finally:
+        await sandbox.close()
 
 
 TURNS = st.lists(
