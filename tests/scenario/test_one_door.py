@@ -216,9 +216,16 @@ def ways(source: str) -> Iterator[tuple[str, int]]:
     in a module that never speaks of sandboxes) and a class's own private method (`self._run`) are something
     else."""
     fields = "environment" if "sandbox" in source.lower() else ""
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    data = {  # what makes an environment is text, no call
+        id(keyword.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Environment"
+        for keyword in node.keywords
+    }
+    for node in ast.walk(tree):
         match node:
-            case ast.Attribute(attr=name, value=of) if name in ACTS:
+            case ast.Attribute(attr=name, value=of) if name in ACTS and id(node) not in data:
                 whose = ast.unparse(of)
                 if not (name == "sql" and whose.endswith(fields)) and (name, whose) != (
                     "_run",
@@ -257,6 +264,7 @@ def test_nothing_in_the_source_acts_past_the_door() -> None:
     [
         ("agents/tool.py", "await session.sandbox.run_code('1', timeout=1)"),
         ("agents/tool.py", "act = session.sandbox.sql"),
+        ("agents/tool.py", "Environment(sql=await session.sandbox.sql('1', timeout=1))"),
         ("agents/tool.py", "await tool._run(arguments, action)"),
         ("agents/tool.py", "getattr(sandbox, 'exec')(['ls'])"),
         ("agents/tool.py", "real = session.sandbox._sealed"),

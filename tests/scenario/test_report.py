@@ -132,6 +132,8 @@ def test_tokens_say_what_is_known_of_them(watched: Watched, big: Path) -> None:
         assert word in tip
     page.locator("#panel .tools button", has_text="advantage").click()
     assert page.locator("#panel .tokens i[class*=' a'], #panel .tokens i[class*=' d']").count() > 0
+    shown = page.evaluate("[0, 1.5e-7, -2e-5, 0.0123, 1234.5, null].map((value) => Report.number(value))")
+    assert shown == ["0", "1.5e-7", "-2e-5", "0.0123", "1,230", "–"]
     assert watched.complaints == []
 
 

@@ -29,7 +29,10 @@ Report.el = (tag, given = {}, ...children) => {
   return node;
 };
 
-Report.number = (value, digits = 3) =>
-  value === null || value === undefined ? "–" : Number(value.toPrecision(digits)).toLocaleString("en", { maximumFractionDigits: 6 });
+Report.number = (value, digits = 3) => {
+  if (value === null || value === undefined) return "–";
+  if (value !== 0 && Math.abs(value) < 1e-4) return Number(value.toPrecision(digits)).toExponential();
+  return Number(value.toPrecision(digits)).toLocaleString("en", { maximumFractionDigits: 6 });
+};
 Report.percent = (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(1)} %`);
 Report.address = (id) => `#rollout=${encodeURIComponent(id)}`;
