@@ -27,7 +27,7 @@ test: $(VENV)/.dev ## lint, format, types, tests: what CI runs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -m "not slow and not gpu"
+	$(BIN)/pytest -m "not slow and not gpu" -n auto --dist loadfile
 
 check: $(VENV)/.dev ## the quick part: lint, types, who imports whom
 	$(BIN)/ruff check .

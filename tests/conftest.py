@@ -43,12 +43,11 @@ NEEDS: dict[str, Callable[[], str | None]] = {"chromium": chromium, "reasoning-g
 """Name → a function that says why it is missing."""
 
 REQUIRED = {name.strip() for name in os.environ.get("ROLLWRIGHT_REQUIRE", "").split(",")} - {""}
-LACKING = pytest.StashKey[Counter[str]]()
+SKIPPED = "Skipped: needs "
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(name): what the machine must have for this test")
-    config.stash[LACKING] = Counter()
     if unknown := REQUIRED - NEEDS.keys():
         raise pytest.UsageError(
             f"ROLLWRIGHT_REQUIRE names {', '.join(sorted(unknown))}; known: {', '.join(NEEDS)}"
@@ -62,12 +61,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             if why and name in REQUIRED:
                 pytest.fail(f"{name} is required here (ROLLWRIGHT_REQUIRE): {why}", pytrace=False)
             if why:
-                item.config.stash[LACKING][f"{name}: {why}"] += 1
                 pytest.skip(f"needs {name}: {why}")
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    for text, count in config.stash[LACKING].items():
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name what was left out, from the reports: they come from other processes where tests run in several."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = (str(report.longrepr[2]) for report in skipped if isinstance(report.longrepr, tuple))
+    lacking = Counter(text.partition(SKIPPED)[2] for text in reasons if SKIPPED in text)
+    for text, count in lacking.items():
         terminalreporter.write_line(f"NOT TESTED ({count} skipped), {text}", yellow=True)
 
 

@@ -109,8 +109,10 @@ def _why(point: EntryPoint, error: Exception, mend: str) -> str:
     if isinstance(error, ModuleNotFoundError) and _part_of(error.name, point.module):
         return f"no module '{error.name}'; {mend}"
     module = sys.modules.get(point.module)
-    if isinstance(error, AttributeError) and module is not None and not _raised_in(point.module, error):
-        return _no_attribute(point, module)
+    if isinstance(error, AttributeError) and module is not None:
+        ours = error.obj is module and error.name == point.attr.partition(".")[0]
+        if ours or not _raised_in(point.module, error):  # a module may raise it itself, in `__getattr__`
+            return _no_attribute(point, module)
     if isinstance(error, PydanticUserError) and (bare := _BARE.search(str(error))):
         name = bare[1] or bare[2]
         where = _raised_in(point.module, error)

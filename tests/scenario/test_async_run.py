@@ -149,8 +149,8 @@ def test_an_interrupt_in_the_warm_start_ends_in_one_line(tmp_path: Path, mode: s
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 130, output
     assert "Traceback" not in output and "fatal" not in output
-    assert "stopped in the warm start, at " in output.splitlines()[-1]
-    assert "--resume runs/run-1" in output.splitlines()[-1]
+    (stopped,) = [line for line in output.splitlines() if "stopped in the warm start, at " in line]
+    assert "--resume runs/run-1" in stopped
     assert not processes_of(run)
 
 

@@ -44,9 +44,9 @@ WRONG = {
         r"'tools' has no type \(MODULE\.py:3\): annotate it: `tools: tuple\[str, \.\.\.\] = …`",
     ),
     "a field of its own without its type": (
-        HEAD + CLASS.format("rows = 3"),
+        HEAD + CLASS.format("quills = 3"),
         "Doubles",
-        r"'rows' has no type \(MODULE\.py:3\): annotate it: `rows: TYPE = …`",
+        r"'quills' has no type \(MODULE\.py:3\): annotate it: `quills: TYPE = …`",
     ),
 }
 

@@ -39,7 +39,11 @@ class MemorySandbox:
         self._files = {file.path: file.text.encode() for file in environment.files}
         self._variables: dict[str, Any] = {}
         self._database = sqlite3.connect(":memory:", isolation_level=None)
-        self._database.executescript(environment.sql)
+        try:
+            self._database.executescript(environment.sql)
+        except sqlite3.Error:
+            self._database.close()
+            raise
 
     @property
     def guarantees(self) -> Guarantees:
