@@ -88,9 +88,11 @@ async def score(
     sandboxes = sandboxes or MemorySandboxes()
     sandbox = await sandboxes.create(task.environment, owner="agent")
     rollout = await work(sandbox, calls, answer)
-    given = await RuleReward(sandboxes, config, FakeClock()).score(task, rollout, sandbox)
-    assert list(sandboxes.live) == ["agent"]
-    await sandbox.close()
+    try:
+        given = await RuleReward(sandboxes, config, FakeClock()).score(task, rollout, sandbox)
+        assert list(sandboxes.live) == ["agent"]
+    finally:
+        await sandbox.close()
     return given
 
 
@@ -260,6 +262,7 @@ async def test_the_same_calls_of_a_group_are_replayed_once() -> None:
     assert sum(owner.startswith("grader/") for owner in sandboxes.owners) == 2
     wrong = replace(rollouts[0][0], answer=values(task)[0])
     assert (await reward.score(task, wrong, None)).value == 0.0
+    await sandboxes.close()
 
 
 @pytest.mark.parametrize("end", [CallStatus.TIMEOUT, CallStatus.LOST, None])
@@ -397,6 +400,7 @@ async def test_a_lost_sandbox_is_unscorable_only_where_a_check_needs_it() -> Non
         lost = await reward.score(task(good, needs), rollout, held)
         assert lost.value is None
         assert "lost" in lost.reason
+    await sandboxes.close()
 
 
 async def test_no_room_for_the_graders_sandbox_is_unscorable() -> None:
