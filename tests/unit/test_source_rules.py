@@ -72,6 +72,9 @@ def in_node(path: str, node: ast.AST, lines: list[str]) -> Iterator[str]:
         case ast.Attribute() if is_name(node, "os.environ") or is_name(node, "os.getenv"):
             if not reads_environment:
                 yield "the environment is read in cli/, run/, sandbox/ and secrets.py only"
+        case ast.List(elts=[program, *options]) if "sys.executable" in ast.unparse(program):
+            if not {"-P", "-I"} & {o.value for o in options if isinstance(o, ast.Constant)}:
+                yield "an interpreter without -P or -I imports what lies in the working directory"
         case ast.ExceptHandler(type=None):
             yield "bare except"
         case ast.ExceptHandler(type=kind) if is_broad(kind):
@@ -121,6 +124,8 @@ def test_the_source_keeps_the_rules() -> None:
             "try:\n    f()\nexcept (OSError, BaseException):  # why\n    pass",
             "broad except",
         ),
+        ("run/step.py", "Popen([sys.executable, '-m', 'rollwright'])", "-P or -I"),
+        ("run/step.py", "Popen([realpath(sys.executable), *more])", "-P or -I"),
         ("trainer/step.py", "config.get('x')", ".get()"),
         ("trainer/step.py", "self.run_cfg.get('x', 1)", ".get()"),
         ("trainer/step.py", "def f():\n" + "    x = 1\n" * 80, "81 lines"),

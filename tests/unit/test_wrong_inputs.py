@@ -257,7 +257,7 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of one MiB."""
     line = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)]
     if not shutil.which("mount") or subprocess.run(line, capture_output=True, check=False).returncode:
-        pytest.skip("may not mount a small file system")
+        pytest.skip("needs mount: no small file system may be mounted here")
     yield tmp_path
     subprocess.run(["umount", str(tmp_path)], check=True)
 

@@ -32,6 +32,7 @@ from rollwright.tools.base import Action
 from rollwright.tools.door import ToolDoor
 from rollwright.tools.registry import ToolRegistry
 from rollwright.types import (
+    REPLAYED,
     AnswerEquals,
     Finish,
     Identity,
@@ -51,8 +52,6 @@ PLAYED = 8
 """Tasks of each split that are played."""
 RARE = 0.25
 """Share of scripts up to which one that doesn't fit into the limits is worth a warning, not a refusal."""
-REPLAYED = ("sql", "python")
-"""Tools whose calls a twin replays (`reward.replay`)."""
 SPLITS: tuple[Split, ...] = ("train", "heldout")
 
 

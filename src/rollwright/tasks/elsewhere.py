@@ -74,7 +74,7 @@ def differing(config: PartConfig, count: int) -> list[str]:
 def _drawn(request: str, seed: str) -> tuple[list[str], int]:
     """Digests, and the hash of `MARK` there."""
     done = subprocess.run(
-        [sys.executable, "-m", "rollwright.tasks.elsewhere"],
+        [sys.executable, "-P", "-m", "rollwright.tasks.elsewhere"],
         input=request,
         env={"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,

@@ -28,7 +28,17 @@ from rollwright.tasks.base import Demonstration, Split, TaskSet
 from rollwright.tasks.config import LimitsConfig
 from rollwright.tasks.pieces import pieces_of
 from rollwright.tasks.question import Question, Step, Wrong, checked, refused_sql, told, unwritable
-from rollwright.types import AnswerEquals, AnyCheck, CallsSucceed, Json, Message, Task, ToolCall, TwinReplay
+from rollwright.types import (
+    REPLAYED,
+    AnswerEquals,
+    AnyCheck,
+    CallsSucceed,
+    Json,
+    Message,
+    Task,
+    ToolCall,
+    TwinReplay,
+)
 from rollwright.wire import decode, encode
 
 __all__ = ["OwnTaskSet", "OwnTasks", "Question", "Step"]
@@ -41,7 +51,7 @@ SAMPLES = 300
 FIRST_SAMPLE = 20_000_000
 """Number of the first of them: apart from those of training and of the warm start."""
 TEXT_ARGUMENT = {"python": "code", "sql": "query"}
-"""Tool → the argument that a step's text is. Only calls of these tools are replayed on a twin."""
+"""Tool → the argument that a step's text is."""
 AGAIN = 5
 """Tasks of each split that are drawn twice, to see whether `make` repeats itself."""
 HELDOUT_SAMPLES = 60
@@ -300,7 +310,7 @@ class OwnTaskSet:
 
     def _twin(self, question: Question, rng: random.Random) -> TwinReplay:
         """The same question over other names and data, with another answer that calls can lead to."""
-        replayed = set(self.config.tools) & TEXT_ARGUMENT.keys()
+        replayed = set(self.config.tools) & set(REPLAYED)
         for _ in range(DRAWS):
             other = self._make(rng)
             apart = not set(other.names) & set(question.names) and other.answer != question.answer
@@ -309,7 +319,7 @@ class OwnTaskSet:
                 if not replayed and renamed.get(question.answer) != other.answer:
                     raise self._error(
                         f"gives names, which make a twin, and tools are {list(self.config.tools)}: only "
-                        f"calls of {' and '.join(TEXT_ARGUMENT)} are replayed on a twin, so no rollout could "
+                        f"calls of {' and '.join(REPLAYED)} are replayed on a twin, so no rollout could "
                         "be right there; leave out `names`, or give one of those tools"
                     )
                 return TwinReplay(environment=other.environment, renamed=renamed, expected=other.answer)

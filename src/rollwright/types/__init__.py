@@ -29,6 +29,7 @@ from rollwright.types.rollouts import (
     Turn,
 )
 from rollwright.types.tasks import (
+    REPLAYED,
     AnswerEquals,
     AnswerJson,
     AnyCheck,
@@ -59,6 +60,7 @@ from rollwright.types.verdicts import Decision, Verdict
 from rollwright.types.versions import Identity, Lineage, PolicyVersion, Probe, VersionSpan, WeightsRef
 
 __all__ = [
+    "REPLAYED",
     "AnswerEquals",
     "AnswerJson",
     "AnyCheck",

@@ -200,6 +200,10 @@ class TwinReplay(Check, frozen=True, kw_only=True, tag="twin_replay"):
     expected: str
 
 
+REPLAYED = ("sql", "python")
+"""Tools whose calls `TwinReplay` replays."""
+
+
 AnyCheck = (
     CallsSucceed
     | AnswerEquals

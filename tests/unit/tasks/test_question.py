@@ -185,14 +185,14 @@ def test_a_twin_needs_calls_that_are_replayed(tools: tuple[str, ...]) -> None:
         name = "".join(rng.choices("abcdefgh", k=5))
         return Question(ask=f"size of {name}?", answer=str(rng.randint(0, 99)), names=(name,))
 
-    with pytest.raises(ConfigError, match="only calls of python and sql are replayed on a twin"):
+    with pytest.raises(ConfigError, match="only calls of sql and python are replayed on a twin"):
         tasks(open_ended, tools=tools).build()
     tasks(open_ended, tools=("python",)).build()
     tasks(same, tools=(), heldout_every=2).build()  # the answer is a name, so the twin's is known
 
 
 def test_the_tools_of_a_twin_are_those_that_the_reward_replays() -> None:
-    from rollwright.run.rehearse import REPLAYED
+    from rollwright.types import REPLAYED
 
     assert set(TEXT_ARGUMENT) == set(_LITERAL) == set(REPLAYED)
 
