@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from rollwright.agents.calls import render
 from rollwright.agents.config import AgentConfig
 from rollwright.agents.template import CONTROL, PieceTemplate
-from rollwright.archive.base import NoArchive
 from rollwright.buffer.memory import MemoryStore
 from rollwright.clock import SystemClock
 from rollwright.config import load
@@ -29,6 +28,7 @@ from rollwright.rollout.factory import RolloutFactory
 from rollwright.sandbox.local import ProcessProvider
 from rollwright.tasks.base import Demonstration, TaskSet
 from rollwright.tasks.config import GymConfig, LimitsConfig
+from rollwright.testing.archives import NoArchive
 from rollwright.testing.scripted_engine import ScriptedEngine
 from rollwright.tools.door import ToolDoor
 from rollwright.tools.registry import ToolRegistry

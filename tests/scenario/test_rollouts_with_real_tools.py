@@ -14,7 +14,6 @@ import pytest
 from rollwright.agents.calls import render
 from rollwright.agents.config import AgentConfig
 from rollwright.agents.template import CONTROL, PieceTemplate
-from rollwright.archive.base import NoArchive
 from rollwright.buffer.memory import MemoryStore
 from rollwright.clock import SystemClock
 from rollwright.events import ListSink, RolloutEnded, SpanEnded
@@ -29,6 +28,7 @@ from rollwright.sandbox.local import ProcessProvider
 from rollwright.tasks.base import Demonstration
 from rollwright.tasks.config import HabitsConfig, RecordsConfig
 from rollwright.tasks.records import TABLE_OF, Records
+from rollwright.testing.archives import NoArchive
 from rollwright.testing.scripted_engine import ScriptedEngine
 from rollwright.tools.door import ToolDoor
 from rollwright.tools.python import PythonTool

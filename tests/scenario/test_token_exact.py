@@ -19,7 +19,6 @@ import torch
 from rollwright.agents.config import AgentConfig
 from rollwright.agents.template import CONTROL, PieceTemplate
 from rollwright.algo.config import GrpoConfig
-from rollwright.archive.base import NoArchive
 from rollwright.buffer.sqlite import SqliteStore
 from rollwright.clock import SystemClock
 from rollwright.engine.config import EmbeddedConfig
@@ -35,6 +34,7 @@ from rollwright.rollout.factory import RolloutFactory
 from rollwright.run.warmstart import demonstrated
 from rollwright.sandbox.config import AutoSandbox
 from rollwright.tasks.config import LimitsConfig, RecordsConfig
+from rollwright.testing.archives import NoArchive
 from rollwright.tools.door import ToolDoor
 from rollwright.tools.registry import ToolRegistry
 from rollwright.trainer.config import TrainerConfig

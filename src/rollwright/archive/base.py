@@ -72,19 +72,3 @@ class Archive(Protocol):
 
     def close(self) -> None:
         """Flush and release it; idempotent."""
-
-
-class NoArchive:
-    """Keeps nothing."""
-
-    def add(self, task: Task, scored: Scored) -> None:
-        return
-
-    def flush(self) -> None:
-        return
-
-    def trained(self, version: PolicyVersion, samples: Sequence[Sample]) -> None:
-        return
-
-    def close(self) -> None:
-        return

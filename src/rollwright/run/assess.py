@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from rollwright.blobs.folder import FolderBlobs
 from rollwright.clock import Clock
 from rollwright.config import RunConfig
 from rollwright.errors import ConfigError
@@ -28,6 +27,7 @@ from rollwright.events import EventLog, Metrics, RolloutEnded, Tail
 from rollwright.monitor.evidence import evidence
 from rollwright.pool.base import WorkKind
 from rollwright.run.begin import begin
+from rollwright.run.evaluation import newest
 from rollwright.run.folder import RunFolder
 from rollwright.run.leases import leased
 from rollwright.run.parts import build
@@ -128,7 +128,7 @@ async def _assess(
         async with leased(clock, events, Stop(), *kinds) as leases:
             trainer = TrainerSide(parts, channel, events, leases[WorkKind.TRAINING])
             if run is not None:
-                trainer.trainer.restore(_checkpoint(run, clock))
+                trainer.trainer.restore(newest(run, run.load(), clock)[1])
             await trainer.open()
             async with opened(parts, channel, trainer.trainer.decoder, events, leases, "assess") as rollouts:
                 await rollouts.first_weights()
@@ -176,22 +176,6 @@ async def _heldout(side: RolloutSide, count: int) -> list[list[Scored]]:
         label="assess-heldout",
     )
     return [scored[i : i + HELDOUT_TRIES] for i in range(0, len(scored), HELDOUT_TRIES)]
-
-
-def _checkpoint(run: RunFolder, clock: Clock) -> bytes:
-    """The newest checkpoint of a run.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    if not run.store.is_file():
-        raise ConfigError(f"{run.path}: no checkpoint: {run.store.name} is missing")
-    store = run.load().queue.build(run.store, clock, run=run.id)
-    last = store.last_commit()
-    store.close()
-    if last is None:
-        raise ConfigError(f"{run.path}: no checkpoint: the warm start did not finish")
-    return FolderBlobs(run.blobs / "checkpoints").get(last.checkpoint)
 
 
 def _tasks(task: Callable[..., Task], count: int) -> list[Task]:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 import pytest
 
 from rollwright.agents.base import Session
-from rollwright.archive.base import NoArchive
 from rollwright.buffer.memory import MemoryStore
 from rollwright.errors import EngineClosed, LeaseRevoked, SandboxLost, StoreError
 from rollwright.events import GroupEnded, ListSink, Noted, RolloutEnded
@@ -21,6 +20,7 @@ from rollwright.rollout.factory import RolloutFactory
 from rollwright.sandbox.base import Sandbox
 from rollwright.tasks.base import Demonstration, Split
 from rollwright.testing.agents import Act, ScriptedAgent
+from rollwright.testing.archives import NoArchive
 from rollwright.testing.clock import FakeClock
 from rollwright.testing.memory_sandboxes import MemorySandboxes
 from rollwright.types import (
