@@ -10,6 +10,7 @@ RollwrightError
 ├── EngineError
 │   ├── EngineClosed                    the engine stopped while a request was waiting
 │   ├── ContextOverflow (ValueError)    prompt and new tokens do not fit into the context
+│   ├── ConstraintError (ValueError)    a constraint that cannot be read, or that the engine cannot hold to
 │   └── WeightMismatch                  the engine's weights are not the trainer's: no traffic
 ├── SandboxError
 │   ├── SandboxUnavailable              this machine cannot give the guarantees asked for
@@ -74,6 +75,10 @@ class EngineClosed(EngineError):
 
 class ContextOverflow(EngineError, ValueError):
     """The prompt leaves no room in the context."""
+
+
+class ConstraintError(EngineError, ValueError):
+    """A constraint on the output is none, or one that this engine or tokenizer cannot hold to."""
 
 
 class WeightMismatch(EngineError):

@@ -13,6 +13,7 @@ from pydantic import Field
 from rollwright.clock import Clock
 from rollwright.engine.base import Engine
 from rollwright.events import Sink
+from rollwright.model.base import Vocabulary
 from rollwright.plugins import PartConfig
 from rollwright.pool.base import Lease
 from rollwright.types import PolicyVersion
@@ -24,16 +25,34 @@ class EmbeddedConfig(PartConfig):
     type: Literal["embedded"] = "embedded"
     """Name of the implementation."""
     max_batch: int = Field(64, ge=1)
-    """Requests decoded together; more of them wait. Each has a row of KV as long as the longest needs."""
+    """Requests decoded together; more of them wait. Each has a row for the end of its history."""
+    row_tokens: int = Field(1024, ge=16)
+    """Longest end of a history that lies in a row; what is before it lies in the prefix cache."""
     kv_tokens: int = Field(32768, ge=1)
-    """Tokens the prefix cache holds; the least recently used are evicted beyond that."""
+    """Tokens the prefix cache holds: shared prefixes, long histories and what waits for its next turn. The
+    least recently used are evicted beyond that."""
+    host_tokens: int = Field(0, ge=0)
+    """Tokens that the host-memory tier holds: what the prefix cache evicts goes there and comes back instead
+    of being computed again."""
     prefill_tokens: int = Field(512, ge=1)
-    """Prompt tokens computed in one step beside the decoding requests; longer prompts take several steps."""
+    """Most prompt tokens computed in one step; longer prompts take several steps."""
+    stall: float = Field(2.0, gt=0)
+    """How much longer prompts may make a step, as a multiple of what the decoding requests alone need:
+    prompts are cut so that decoding is never starved."""
+    device: str = "cpu"
+    """Where it computes: `cpu`, `cuda`, `cuda:1`, `mps`."""
 
     def build(
-        self, decoder: Any, version: PolicyVersion, clock: Clock, events: Sink, lease: Lease | None = None
+        self,
+        model: Any,
+        version: PolicyVersion,
+        clock: Clock,
+        events: Sink,
+        lease: Lease | None = None,
+        vocabulary: Vocabulary | None = None,
     ) -> Engine:
-        """An engine over `decoder` (a `model.decoder.Decoder`), whose weights are `version`."""
+        """An engine over `model` (a `model.base.Model`), whose weights are `version`. Stop strings and
+        constraints need the `vocabulary`."""
         from rollwright.engine.embedded.engine import EmbeddedEngine
 
-        return EmbeddedEngine(decoder, self, version, clock, events, lease)
+        return EmbeddedEngine(model, self, version, clock, events, lease, vocabulary)

@@ -9,12 +9,14 @@ padding.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rollwright.model.decoder import Attend
+if TYPE_CHECKING:
+    from rollwright.model.base import Attend
 
 
 def positions(lengths: Sequence[int]) -> Tensor:

@@ -9,16 +9,17 @@ attention 2305.13245.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rollwright.model.base import Shape
 from rollwright.model.config import ModelConfig
 
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer, q[N, H, D], k[N, Hkv, D], v[N, Hkv, D]), rotated already → what each token gathers, [N, H, D]."""
+if TYPE_CHECKING:
+    from rollwright.model.base import Attend
 
 
 class RMSNorm(nn.Module):
@@ -99,6 +100,21 @@ class Decoder(nn.Module):
         cos, sin = angle.cos(), angle.sin()
         self.register_buffer("cos", torch.cat((cos, cos), 1).float().unsqueeze(1), persistent=False)
         self.register_buffer("sin", torch.cat((-sin, sin), 1).float().unsqueeze(1), persistent=False)
+
+    @property
+    def shape(self) -> Shape:
+        """Its shape; see `model.base`."""
+        c = self.config
+        size = c.dim // c.heads
+        return Shape(
+            layers=c.layers,
+            heads=c.heads,
+            kv_heads=c.kv_heads,
+            head_dim=size,
+            context=c.context,
+            scale=size**-0.5,
+            windows=(None,) * c.layers,
+        )
 
     def initialise(self, generator: torch.Generator) -> None:
         """Fresh weights from `generator`: normal(1/√dim), output projections scaled by 1/√(2·layers)

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from rollwright.errors import ConfigError, SchemaError
+from rollwright.model.base import Vocabulary
 from rollwright.types import Record
 from rollwright.wire import SCHEMA
 
@@ -108,6 +109,10 @@ class PieceTokenizer:
         if len(ids) and not 0 <= min(ids) <= max(ids) < len(table):
             raise ValueError(f"token ids are 0 … {len(table) - 1}, got {min(ids)} … {max(ids)}")
         return b"".join([table[id] for id in ids]).decode("utf-8", "replace")
+
+    def vocabulary(self) -> Vocabulary:
+        """What each id spells."""
+        return Vocabulary(pieces=tuple(self._bytes), control=dict(self._control))
 
     def fingerprint(self) -> str:
         """SHA-256 of the table: equal exactly where every id means the same."""

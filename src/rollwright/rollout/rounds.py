@@ -20,7 +20,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from rollwright.engine.base import Engine, Health, PauseMode
+from rollwright.engine.base import Engine, Health, InFlight, PauseMode
 from rollwright.types import Chunk, Completion, Floats, Ints, PolicyVersion, Probe, Sampling
 
 SETTLED = 64
@@ -67,17 +67,19 @@ class Rounds:
         await self._let_in(sorted(self._waiting))  # the engine says why it takes nothing more
 
     async def generate(
-        self, prompt: Ints, sampling: Sampling, *, request: str, session: str = ""
+        self, prompt: Ints, sampling: Sampling, *, request: str, session: str = "", priority: int = 0
     ) -> Completion:
         """See `engine.base`; it begins with the next round."""
         async with self._round(request):
-            return await self._engine.generate(prompt, sampling, request=request, session=session)
+            return await self._engine.generate(
+                prompt, sampling, request=request, session=session, priority=priority
+            )
 
     def stream(
-        self, prompt: Ints, sampling: Sampling, *, request: str, session: str = ""
+        self, prompt: Ints, sampling: Sampling, *, request: str, session: str = "", priority: int = 0
     ) -> AsyncIterator[Chunk]:
         """See `engine.base`. It is in no round, since its reader may be slow."""
-        return self._engine.stream(prompt, sampling, request=request, session=session)
+        return self._engine.stream(prompt, sampling, request=request, session=session, priority=priority)
 
     async def score(self, tokens: Ints, *, temperature: float = 1.0) -> Floats:
         """See `engine.base`."""
@@ -100,10 +102,14 @@ class Rounds:
         self._paused = False
 
     async def update(
-        self, state: Mapping[str, Any], version: PolicyVersion, probe: Probe | None = None
+        self,
+        state: Mapping[str, Any],
+        version: PolicyVersion,
+        probe: Probe | None = None,
+        in_flight: InFlight = InFlight.CONTINUE,
     ) -> float:
         """See `engine.base`."""
-        return await self._engine.update(state, version, probe)
+        return await self._engine.update(state, version, probe, in_flight)
 
     async def health(self) -> Health:
         """See `engine.base`."""

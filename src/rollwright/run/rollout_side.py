@@ -320,7 +320,12 @@ async def opened(
     async with AsyncExitStack() as stack:
         version = parts.store.lineage().version(0)
         engine = buildable(config.engine, "engine").build(
-            decoder=decoder, version=version, clock=clock, events=events, lease=leases[WorkKind.SAMPLING]
+            model=decoder,
+            version=version,
+            clock=clock,
+            events=events,
+            lease=leases[WorkKind.SAMPLING],
+            vocabulary=parts.codec.vocabulary(),
         )
         engine = Rounds(engine) if rounds else engine
         sandboxes = await _sandboxes(parts, leases[WorkKind.SANDBOX], process, stack)

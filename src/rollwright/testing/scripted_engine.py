@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from rollwright.engine.base import Health, PauseMode
+from rollwright.engine.base import Health, InFlight, PauseMode
 from rollwright.errors import ContextOverflow, EngineClosed, WeightMismatch
 from rollwright.types import (
     Chunk,
@@ -90,7 +90,7 @@ class ScriptedEngine:
         self._signal()
 
     async def generate(
-        self, prompt: Ints, sampling: Sampling, *, request: str, session: str = ""
+        self, prompt: Ints, sampling: Sampling, *, request: str, session: str = "", priority: int = 0
     ) -> Completion:
         flight = self._enter(prompt, sampling, request)
         try:
@@ -110,7 +110,7 @@ class ScriptedEngine:
         )
 
     async def stream(
-        self, prompt: Ints, sampling: Sampling, *, request: str, session: str = ""
+        self, prompt: Ints, sampling: Sampling, *, request: str, session: str = "", priority: int = 0
     ) -> AsyncIterator[Chunk]:
         flight = self._enter(prompt, sampling, request)
         try:
@@ -157,7 +157,11 @@ class ScriptedEngine:
         self._signal()
 
     async def update(
-        self, state: Mapping[str, Any], version: PolicyVersion, probe: Probe | None = None
+        self,
+        state: Mapping[str, Any],
+        version: PolicyVersion,
+        probe: Probe | None = None,
+        in_flight: InFlight = InFlight.CONTINUE,
     ) -> float:
         """Take another script, as `{WEIGHTS: script}`; requests in flight go on with it."""
         self._check_open()

@@ -35,16 +35,46 @@ class Finish(enum.Enum):
     ABORT = "abort"
 
 
+class ConstraintKind(enum.Enum):
+    """What language a completion must belong to; says how `Constraint.source` is read."""
+
+    JSON_SCHEMA = "json_schema"
+    """A JSON schema, as JSON text."""
+    REGEX = "regex"
+    """A regular expression that the whole completion matches."""
+    GRAMMAR = "grammar"
+    """A context-free grammar in Lark's notation."""
+    CHOICE = "choice"
+    """A JSON list of strings, one of which the completion is."""
+    TOOLS = "tools"
+    """A JSON list of tools (name, parameters as JSON schema): text, or calls whose arguments fit."""
+
+
+class Constraint(Record, frozen=True, kw_only=True):
+    """A language that decoding is held to: tokens that leave it are never sampled."""
+
+    kind: ConstraintKind
+    source: str
+
+
 class Sampling(Record, frozen=True, kw_only=True):
     """How to sample. `temperature` 0 is greedy. The logprobs returned are those of the distribution sampled
-    from."""
+    from: after constraint, temperature, top-k, top-p and min-p, in this order."""
 
     temperature: float = 1.0
     top_p: float = 1.0
+    top_k: int = 0
+    """Sample from this many most likely tokens only; 0 is all."""
+    min_p: float = 0.0
+    """Sample only from tokens at least this share as likely as the likeliest."""
     max_tokens: int = 64
     stop: tuple[int, ...] = ()
     """Token ids that end the completion; the stop token is sampled and is part of it."""
+    stop_text: tuple[str, ...] = ()
+    """Strings that end the completion wherever they lie over token borders; the tokens that spell one are
+    part of it."""
     seed: int = 0
+    constraint: Constraint | None = None
 
 
 class Completion(ArrayRecord, frozen=True, kw_only=True):
@@ -58,6 +88,8 @@ class Completion(ArrayRecord, frozen=True, kw_only=True):
     prompt_tokens: int = 0
     cached: int = 0
     """Prompt tokens whose KV came from the prefix cache."""
+    compliant: bool | None = None
+    """Whether the completion is a whole word of its constraint's language; None without a constraint."""
 
 
 class Chunk(ArrayRecord, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from rollwright.clock import Clock
-from rollwright.engine.base import Health, PauseMode
+from rollwright.engine.base import Health, InFlight, PauseMode
 from rollwright.engine.config import EmbeddedConfig
 from rollwright.engine.embedded.request import Request
 from rollwright.engine.embedded.sampler import noise_key
@@ -26,6 +26,7 @@ from rollwright.engine.embedded.scheduler import Scheduler
 from rollwright.engine.embedded.step import score
 from rollwright.errors import ContextOverflow, EngineClosed, EngineError, WeightMismatch
 from rollwright.events import Noted, Sink
+from rollwright.model.base import Vocabulary
 from rollwright.model.decoder import Decoder
 from rollwright.pool.base import Lease
 from rollwright.types import Chunk, Completion, Finish, Floats, Ints, PolicyVersion, Probe, Sampling
@@ -52,6 +53,7 @@ class EmbeddedEngine:
         clock: Clock,
         events: Sink,
         lease: Lease | None = None,
+        vocabulary: Vocabulary | None = None,
     ) -> None:
         self._decoder, self._clock, self._events, self._lease = decoder, clock, events, lease
         self._scheduler = Scheduler(decoder, config, version)
@@ -82,7 +84,7 @@ class EmbeddedEngine:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def generate(
-        self, prompt: Ints, sampling: Sampling, *, request: str, session: str = ""
+        self, prompt: Ints, sampling: Sampling, *, request: str, session: str = "", priority: int = 0
     ) -> Completion:
         """See `engine.base.Engine.generate`. `session` needs no routing here: there is one cache."""
         entry = self._submit(prompt, sampling, request, None)
@@ -92,7 +94,7 @@ class EmbeddedEngine:
             self._forget(entry)
 
     async def stream(
-        self, prompt: Ints, sampling: Sampling, *, request: str, session: str = ""
+        self, prompt: Ints, sampling: Sampling, *, request: str, session: str = "", priority: int = 0
     ) -> AsyncIterator[Chunk]:
         """As `generate`, token by token; closing the iterator frees everything."""
         sink: asyncio.Queue[Chunk | None] = asyncio.Queue()
@@ -166,7 +168,11 @@ class EmbeddedEngine:
         self._wake.set()
 
     async def update(
-        self, state: Mapping[str, Any], version: PolicyVersion, probe: Probe | None = None
+        self,
+        state: Mapping[str, Any],
+        version: PolicyVersion,
+        probe: Probe | None = None,
+        in_flight: InFlight = InFlight.CONTINUE,
     ) -> float:
         """Take new weights, at once: callers run between steps. Tensors that are the decoder's own (coupled
         mode) aren't copied.

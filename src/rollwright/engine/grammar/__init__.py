@@ -1,0 +1,1 @@
+"""Structured output: constraints compiled for a vocabulary, and matchers that say what may come next."""
