@@ -34,12 +34,43 @@ class Codec(Protocol):
         """Text of `ids`; control ids decode to their names; bytes that are not UTF-8 become U+FFFD."""
 
 
+@dataclass(frozen=True)
+class Continuation:
+    """What the policy is given after a turn."""
+
+    tokens: Ints
+    """int32[N]: to append to the row; the whole prompt of a new row where `fork`."""
+    injected: int = 0
+    """How many of them, from the first, end a turn that the policy left open."""
+    fork: bool = False
+    """The template rewrote what came before, so that the row cannot go on."""
+
+
+class Conversation(Protocol):
+    """How one rollout's conversation becomes tokens while it grows."""
+
+    def start(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Ints:
+        """int32[P]: the first prompt. Called once, first."""
+
+    def observe(self, said: Sequence[int], contents: Sequence[str], *, closed: bool) -> Continuation:
+        """What follows the assistant turn of ids `said` (stop token included where `closed`), holding the
+        tool results `contents`."""
+
+
 class Template(Protocol):
-    """How a conversation becomes tokens: append-only, so that turn N+1 extends turn N."""
+    """How conversations become tokens."""
 
     @property
     def stop(self) -> tuple[int, ...]:
         """Ids that end an assistant turn."""
+
+    @property
+    def marks(self) -> tuple[str, str]:
+        """What opens and closes a call in an assistant turn's text."""
+
+    def conversation(self) -> Conversation:
+        """A new conversation: append-only, so that turn N+1 extends turn N, or one that forks rows where
+        the template rewrites history."""
 
     def start(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Ints:
         """Tokens of the first prompt, ending where the assistant speaks."""

@@ -6,7 +6,8 @@ stored.
 
 The form is `<call>NAME REST</call>`. REST that begins with `{` is a JSON object of arguments; any other
 text is the tool's single required string parameter as it stands, so that a policy need not learn JSON
-escapes.
+escapes. Between other marks (`<tool_call>`, as Hermes and Qwen write it) stands one JSON object with `name`
+and `arguments`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from rollwright.types import Json, Record, ToolCall, ToolSpec
 OPEN, CLOSE = "<call>", "</call>"
 
 _MARK = re.compile(f"{OPEN}|{CLOSE}")
+OWN = (OPEN, CLOSE)
 _NAME = re.compile(r"[A-Za-z_][\w.\-]*\Z")
 _LONGEST = 200
 """Characters of a malformed call that are kept."""
@@ -45,43 +47,70 @@ class _Problem(ValueError):
     """Why a call is malformed, in a few words for the model."""
 
 
-def parse(text: str, specs: Sequence[ToolSpec], *, rollout: str, turn: int, cut: bool = False) -> ParsedTurn:
+def parse(
+    text: str,
+    specs: Sequence[ToolSpec],
+    *,
+    rollout: str,
+    turn: int,
+    cut: bool = False,
+    marks: tuple[str, str] = OWN,
+) -> ParsedTurn:
     """The calls of one assistant turn. Action ids are `rollout/turn/index`; `cut` says that the turn ended
-    without its stop token."""
+    without its stop token; `marks` open and close a call."""
     calls: list[ParsedCall] = []
-    for body, problem in _bodies(text, cut):
+    for body, problem in _bodies(text, cut, marks):
         id = f"{rollout}/{turn}/{len(calls)}"
         try:
             if problem:
                 raise _Problem(problem)
-            calls.append(ParsedCall(call=_call(id, body, specs)))
+            call = _call(id, body, specs) if marks == OWN else _object_call(id, body)
+            calls.append(ParsedCall(call=call))
         except _Problem as error:
             kept = ToolCall(id=id, name="", arguments={}, raw=body[:_LONGEST])
             calls.append(ParsedCall(call=kept, problem=str(error)))
     return ParsedTurn(text=text, calls=tuple(calls))
 
 
-def _bodies(text: str, cut: bool) -> list[tuple[str, str]]:
+def _bodies(text: str, cut: bool, marks: tuple[str, str]) -> list[tuple[str, str]]:
     """(what stands between the marks, problem) of each outermost call."""
+    opens, closes = marks
     bodies: list[tuple[str, str]] = []
     depth, start, nested = 0, 0, False
-    for mark in _MARK.finditer(text):
-        if mark.group() == OPEN:
+    for mark in re.finditer(f"{re.escape(opens)}|{re.escape(closes)}", text):
+        if mark.group() == opens:
             depth += 1
             if depth == 1:
                 start, nested = mark.end(), False
             nested = nested or depth > 1
         elif depth == 0:
-            bodies.append(("", f"{CLOSE} without {OPEN}"))
+            bodies.append(("", f"{closes} without {opens}"))
         else:
             depth -= 1
             if depth == 0:
                 bodies.append((text[start : mark.start()], "a call inside a call" if nested else ""))
     if depth:
-        bodies.append((text[start:], "call cut at the token limit" if cut else f"{CLOSE} is missing"))
-    elif cut and not bodies and any(text.endswith(OPEN[:size]) for size in range(2, len(OPEN))):
+        bodies.append((text[start:], "call cut at the token limit" if cut else f"{closes} is missing"))
+    elif cut and not bodies and any(text.endswith(opens[:size]) for size in range(2, len(opens))):
         bodies.append(("", "call cut at the token limit"))
     return bodies
+
+
+def _object_call(id: str, body: str) -> ToolCall:
+    """A call that is one JSON object. Arguments may be an object, or one as text (which some templates
+    write)."""
+    value = _json(body)
+    if not isinstance(value, dict):
+        raise _Problem("a call must be a JSON object with name and arguments")
+    name = value.get("name")
+    if not isinstance(name, str) or not _NAME.match(name):
+        raise _Problem("not a tool name" if name else "no tool name")
+    arguments = value.get("arguments", {})
+    if isinstance(arguments, str):
+        arguments = _json(arguments) if arguments.strip() else {}
+    if not isinstance(arguments, dict):
+        raise _Problem("arguments must be a JSON object")
+    return ToolCall(id=id, name=name, arguments=_storable(arguments), raw=body)
 
 
 def _call(id: str, body: str, specs: Sequence[ToolSpec]) -> ToolCall:
@@ -92,12 +121,15 @@ def _call(id: str, body: str, specs: Sequence[ToolSpec]) -> ToolCall:
     if not _NAME.match(name):
         raise _Problem("not a tool name")
     spec = next((spec for spec in specs if spec.name == name), None)
-    arguments = _arguments(rest, spec)
+    return ToolCall(id=id, name=name, arguments=_storable(_arguments(rest, spec)), raw=body)
+
+
+def _storable(arguments: dict[str, Json]) -> dict[str, Json]:
     try:
         msgspec.msgpack.encode(arguments)
     except (ValueError, OverflowError, TypeError, RecursionError) as error:
         raise _Problem("arguments that cannot be stored") from error
-    return ToolCall(id=id, name=name, arguments=arguments, raw=body)
+    return arguments
 
 
 def _arguments(rest: str, spec: ToolSpec | None) -> dict[str, Json]:

@@ -1,8 +1,9 @@
 """One rollout as it happens: speak, act, observe, until there is an outcome.
 
 Role: the loop of `ToolAgent`. Neighbours: engine, door, template. Invariants: tokens are appended, never
-re-encoded; every action goes through `session.door`; what the policy did wrong becomes an observation, what
-the infrastructure did wrong goes to the caller.
+re-encoded; where the template rewrites history a new row begins, and what was sampled stays sampled only in
+the row that it was sampled in; every action goes through `session.door`; what the policy did wrong becomes
+an observation, what the infrastructure did wrong goes to the caller.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from rollwright.agents.base import Session
+from rollwright.agents.base import Continuation, Conversation, Session
 from rollwright.agents.calls import ParsedCall, parse
 from rollwright.agents.config import AgentConfig
 from rollwright.agents.rows import RowBuilder
@@ -23,10 +24,10 @@ from rollwright.types import (
     CallStatus,
     Completion,
     Finish,
-    Ints,
     Outcome,
     Provenance,
     Rollout,
+    Row,
     Task,
     ToolCall,
     ToolResult,
@@ -51,9 +52,16 @@ class Episode:
     session: Session
     config: AgentConfig
     row: RowBuilder = field(default_factory=RowBuilder)
+    """The row that grows."""
+    done: list[Row] = field(default_factory=list)
+    """Rows that a rewritten history has ended."""
     turns: list[Turn] = field(default_factory=list)
     history: list[ToolCall] = field(default_factory=list)
     specs: tuple[ToolSpec, ...] = ()
+    talk: Conversation = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.talk = self.session.template.conversation()
 
     async def run(self) -> Rollout:
         """From the first prompt to the outcome.
@@ -62,23 +70,26 @@ class Episode:
             SandboxLost, EngineError: the infrastructure failed.
         """
         began = self.session.clock.now()
-        self.session.draft.rows = lambda: (self.row.row(),)
+        self.session.draft.rows = self._rows
         self.session.draft.turns = lambda: tuple(self.turns)
         self.specs = self.session.door.specs(self.task.tools)
-        prompt = self.session.template.start(self.task.messages, self.specs)
+        prompt = self.talk.start(self.task.messages, self.specs)
         self.row.given(prompt, Provenance.PROMPT)
         end = None
         while end is None:
             end = await self._timed_turn()
         return Rollout(
             identity=self.session.identity,
-            rows=(self.row.row(),),
+            rows=self._rows(),
             turns=tuple(self.turns),
             outcome=end.outcome,
             answer=end.answer,
             started=self.session.clock.wall() - (self.session.clock.now() - began),
             seconds=self.session.clock.now() - began,
         )
+
+    def _rows(self) -> tuple[Row, ...]:
+        return (*self.done, self.row.row())
 
     async def _timed_turn(self) -> _End | None:
         """One turn within its deadline and the rollout's."""
@@ -106,7 +117,9 @@ class Episode:
             return _End(Outcome.REVOKED)
         closed = bool(len(completion.tokens)) and int(completion.tokens[-1]) in template.stop
         number, rollout = len(self.turns) - 1, self.session.identity.rollout
-        parsed = parse(turn.text, self.specs, rollout=rollout, turn=number, cut=not closed)
+        parsed = parse(
+            turn.text, self.specs, rollout=rollout, turn=number, cut=not closed, marks=template.marks
+        )
         if parsed.calls:
             results = await self._act(parsed.calls)
             contents = [result.content for result in results]
@@ -116,7 +129,7 @@ class Episode:
             return _End(Outcome.ANSWERED, turn.text.strip())
         else:
             contents = [f"error: turn cut at {len(completion.tokens)} tokens"]
-        return self._observe(template.observation(contents, closed=closed), closed)
+        return self._observe(self.talk.observe(completion.tokens.tolist(), contents, closed=closed))
 
     async def _speak(self, room: int) -> Completion:
         session = self.session
@@ -131,7 +144,7 @@ class Episode:
         session = self.session
         start, end = self.row.sampled(completion)
         turn = Turn(
-            row=0,
+            row=len(self.done),
             start=start,
             end=end,
             text=session.template.text(completion.tokens.tolist()),
@@ -199,14 +212,19 @@ class Episode:
             return result
         return replace(result, content=f"{content[:limit]}… ({len(content) - limit} more characters)")
 
-    def _observe(self, tokens: Ints, closed: bool) -> _End | None:
+    def _observe(self, given: Continuation) -> _End | None:
         """Append what the environment says, if the model can still answer to it."""
         limits = self.task.limits
-        if len(self.row) + len(tokens) >= limits.max_tokens:
+        size = len(given.tokens) if given.fork else len(self.row) + len(given.tokens)
+        if size >= limits.max_tokens:
             return _End(Outcome.CONTEXT_FULL)
         if len(self.turns) >= limits.max_turns:
             return _End(Outcome.MAX_TURNS)
-        injected = 0 if closed else 1
-        self.row.given(tokens[:injected], Provenance.INJECTED)
-        self.row.given(tokens[injected:], Provenance.TOOL)
+        if given.fork:
+            self.done.append(self.row.row())
+            self.row = RowBuilder()
+            self.row.given(given.tokens, Provenance.PROMPT)
+        else:
+            self.row.given(given.tokens[: given.injected], Provenance.INJECTED)
+            self.row.given(given.tokens[given.injected :], Provenance.TOOL)
         return None

@@ -15,8 +15,9 @@ from typing import Protocol
 
 import numpy as np
 
-from rollwright.agents.base import Codec
+from rollwright.agents.base import Codec, Conversation
 from rollwright.agents.calls import CLOSE, OPEN
+from rollwright.agents.conversation import Appending
 from rollwright.types import Ints, Message, ToolSpec
 
 SYSTEM, USER, ASSISTANT, TOOL, END = "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>"
@@ -45,6 +46,15 @@ class PieceTemplate:
     def stop(self) -> tuple[int, ...]:
         """Ids that end an assistant turn."""
         return (self._id[END],)
+
+    @property
+    def marks(self) -> tuple[str, str]:
+        """What opens and closes a call."""
+        return OPEN, CLOSE
+
+    def conversation(self) -> Conversation:
+        """Append-only."""
+        return Appending(self)
 
     def start(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Ints:
         """int32[P]: the first prompt, ending where the assistant speaks."""
