@@ -53,7 +53,7 @@ def _options(
 
 
 def _register() -> None:
-    from rollwright.cli import assess, configuration, doctor, evaluate, report, trace, train
+    from rollwright.cli import assess, configuration, doctor, evaluate, plan, report, trace, train
 
     app.command("train")(train.train)
     app.command("assess")(assess.assess)
@@ -62,6 +62,7 @@ def _register() -> None:
     app.command("trace")(trace.trace)
     app.command("config")(configuration.configuration)
     app.command("doctor")(doctor.doctor)
+    app.add_typer(plan.plan, name="plan")
 
 
 _register()

@@ -1,0 +1,118 @@
+"""Bytes that the embedded engine takes for keys and values, known before it starts.
+
+Role: its rounding, in one place: the engine allocates with these constants, `preflight` and the report
+predict with them. Neighbours: `engine/embedded` imports the constants, `run` asks before a run. Invariant:
+float32; rows and positions grow in whole steps of `ROWS` and `POSITIONS`, and what the prefix cache holds
+costs a token's bytes each.
+
+A running request has a row for the end of its history (its tail); what lies before it is in the prefix cache.
+So KV = ⌈requests / ROWS⌉·ROWS × ⌈longest tail / POSITIONS⌉·POSITIONS × bytes of a token + cached tokens ×
+bytes of a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rollwright.engine.config import EmbeddedConfig
+from rollwright.engine.kv.traffic import Traffic
+
+FLOAT_BYTES = 4
+ROWS = 8
+"""Rows are allocated in multiples of this."""
+POSITIONS = 64
+"""Positions of a row are allocated in multiples of this."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """What the engine holds at once."""
+
+    token_bytes: int
+    """Of one token: 4 × 2 × layers × KV heads × head size (`Shape.kv_values`)."""
+    rows: int
+    """Rows allocated."""
+    positions: int
+    """Tokens that a row has room for."""
+    cached: int
+    """Tokens in the prefix cache."""
+    host: int = 0
+    """Tokens in the host tier, which lies in main memory."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Of the running requests' rows."""
+        return self.rows * self.positions * self.token_bytes
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of the prefix cache."""
+        return self.cached * self.token_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Of the host tier."""
+        return self.host * self.token_bytes
+
+    @property
+    def bytes(self) -> int:
+        """What `Health.kv_bytes` says: rows and prefix cache."""
+        return self.row_bytes + self.cache_bytes
+
+
+def pool(config: EmbeddedConfig, values: int, *, requests: int, tail: int, cached: int | None = None) -> Pool:
+    """What the engine allocates for at most `requests` at once with tails of at most `tail` tokens, once the
+    prefix cache holds `cached` tokens (None: all that it may). `values`: numbers in one token's KV
+    (`Shape.kv_values`).
+    """
+    rows, positions = min(requests, config.max_batch), min(tail, config.row_tokens)
+    return Pool(
+        token_bytes=FLOAT_BYTES * values,
+        rows=_up(rows, ROWS),
+        positions=_up(positions, POSITIONS),
+        cached=config.kv_tokens if cached is None else min(cached, config.kv_tokens),
+        host=config.host_tokens,
+    )
+
+
+def expected(config: EmbeddedConfig, values: int, traffic: Traffic, *, groups: int, requests: int) -> Pool:
+    """What the engine holds after `groups` groups of `traffic`, at most `requests` running at once: rows for
+    the longest tail (a cold prompt and its first turn, or an observation and the turn after it), and in the
+    cache every token but the last of each rollout, once what is common was counted once."""
+    later = traffic.observed + traffic.sampled + 1 if traffic.turns > 1 else 0
+    own = traffic.length - traffic.prompt - 1
+    cached = traffic.shared + groups * (traffic.prompt - traffic.shared) + groups * traffic.group * own
+    return pool(
+        config,
+        values,
+        requests=min(requests, groups * traffic.group),
+        tail=max(traffic.prompt + traffic.sampled, later),
+        cached=cached,
+    )
+
+
+def fitting(
+    config: EmbeddedConfig, values: int, budget: int, *, requests: int, tail: int
+) -> Iterator[tuple[str, int]]:
+    """(key, value) for each key of `[engine]` that brings the pool within `budget` bytes when it alone is
+    lowered, the largest such value; none where no single key does."""
+    for key in ("kv_tokens", "max_batch", "row_tokens"):
+        least = 16 if key == "row_tokens" else 1
+        most = getattr(config, key)
+
+        def fits(value: int, key: str = key) -> bool:
+            changed = config.model_copy(update={key: value})
+            found = pool(changed, values, requests=requests, tail=tail)
+            return found.bytes + found.host_bytes <= budget
+
+        if most <= least or not fits(least):
+            continue
+        while most - least > 1:
+            middle = (least + most) // 2
+            least, most = (middle, most) if fits(middle) else (least, middle)
+        yield key, least
+
+
+def _up(count: int, step: int) -> int:
+    return -(-count // step) * step
