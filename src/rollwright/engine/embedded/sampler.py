@@ -1,10 +1,10 @@
-"""From logits to tokens: temperature, top-p, greedy, with noise that belongs to the request.
+"""From logits to tokens: constraint, temperature, top-k, top-p, min-p; the noise belongs to the request.
 
 Role: draws the next tokens of a whole batch. Neighbours: `step` calls it. Invariants: the logprob returned
-is that of the distribution really drawn from, after temperature and top-p (greedy draws from no
-distribution; its logprob is that of the token at temperature 1, top-p 1). The noise of a token depends only
-on (seed, request, position): a repeated request repeats whatever else is in the batch, up to float32
-rounding of the logits.
+is that of the distribution really drawn from, after all of these (greedy draws from no distribution; its
+logprob is that of the token at temperature 1 among the allowed ones); a token that its distribution excludes
+is never drawn. The noise of a token depends only on (seed, request, position), and nothing here on the other
+rows: a repeated request repeats whatever else is in the batch, up to float32 rounding of the logits.
 
 Noise: SplitMix64's finaliser (Steele et al., OOPSLA 2014) as a counter-based hash, one uniform for each
 token; drawn by inverse CDF.
@@ -13,17 +13,29 @@ token; drawn by inverse CDF.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from rollwright.engine.grammar.base import Bits
+from rollwright.errors import EngineError
+
 Floats32 = npt.NDArray[np.float32]
+Ids = npt.NDArray[np.int64]
+
+BLOCK = 64
+"""Tokens summed together where the vocabulary is large: the draw finds the block, then the token in it."""
+WHOLE = 16384
+"""Vocabularies up to this size are summed token by token."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _30, _27, _31, _40 = (np.uint64(bits) for bits in (30, 27, 31, 40))
+_LOWEST, _HIGHEST = np.float32(2**-25), np.float32(1 - 2**-22)
 
 
 def noise_key(seed: int, request: str) -> int:
@@ -31,7 +43,7 @@ def noise_key(seed: int, request: str) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed}/{request}".encode(), digest_size=8).digest(), "little")
 
 
-def uniforms(keys: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) -> Floats32:
+def uniforms(keys: npt.NDArray[np.uint64], positions: Ids) -> Floats32:
     """float32[n] in [0, 1), 24 bits each, of uint64[n] keys and int64[n] positions."""
     x = keys + (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN
     x = (x ^ (x >> _30)) * _MIX_1
@@ -41,55 +53,217 @@ def uniforms(keys: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) -> 
     return noise
 
 
-def sample(
-    logits: Tensor, temperature: Floats32, top_p: Floats32, noise: Floats32
-) -> tuple[npt.NDArray[np.int64], Floats32]:
-    """Draw one token for each row.
+@dataclass(frozen=True)
+class Narrowing:
+    """How each of n rows is sampled. The same object may serve many steps: what follows from it is kept."""
+
+    temperature: Floats32
+    """float32[n]; 0 is greedy."""
+    top_k: Ids
+    """int64[n]; 0 is all."""
+    top_p: Floats32
+    """float32[n] in (0, 1]."""
+    min_p: Floats32
+    """float32[n] in [0, 1]."""
+
+    @cached_property
+    def greedy(self) -> npt.NDArray[np.bool_] | None:
+        """bool[n] rows that take the most likely token; None where there are none."""
+        found = self.temperature == 0
+        return found if found.any() else None
+
+    @cached_property
+    def scale(self) -> Floats32 | None:
+        """float32[n] what logits are divided by; None where that is 1 everywhere."""
+        scale: Floats32 = np.where(self.temperature == 0, np.float32(1), self.temperature)
+        return scale if (scale != 1).any() else None
+
+    @cached_property
+    def ranked(self) -> Ids:
+        """int64[m] rows with a top-k or top-p."""
+        return np.flatnonzero(((self.top_k > 0) | (self.top_p < 1)) & (self.temperature != 0))
+
+    @cached_property
+    def floored(self) -> Ids:
+        """int64[m] rows with a min-p."""
+        return np.flatnonzero((self.min_p > 0) & (self.temperature != 0))
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """What the rows under a constraint may draw."""
+
+    rows: Ids
+    """int64[m], each once."""
+    bits: Bits
+    """uint32[m, ceil(V / 32)]."""
+
+
+def draw(
+    logits: Tensor, how: Narrowing, noise: Floats32, allowed: Allowed | None = None
+) -> tuple[Ids, Floats32]:
+    """Draw one token for each row: from the allowed ones, scaled by temperature, cut to the top k, then to
+    the smallest set of most likely ones whose mass reaches top_p (arXiv 1904.09751), then to those at least
+    min_p times as likely as the likeliest (arXiv 2407.01082), each renormalised. At a tie the lower id is
+    the more likely one.
 
     Args:
-        logits: float32[n, V].
-        temperature: float32[n]; 0 is greedy.
-        top_p: float32[n] in (0, 1].
-        noise: float32[n] uniforms.
+        logits: float[n, V] on any device; left as they are.
+        how: n rows.
+        noise: float32[n] uniforms in [0, 1).
+        allowed: without it, every row may draw every token.
 
     Returns:
         int64[n] ids and float32[n] logprobs.
+
+    Raises:
+        EngineError: a row may draw nothing, or its logits are no numbers: the weights have diverged.
     """
-    greedy, narrow = temperature == 0, (top_p < 1) & (temperature != 0)
-    scaled = logits
-    if (temperature != 1).any():
-        scale = np.where(greedy, np.float32(1), temperature)
-        scaled = logits / torch.from_numpy(scale).unsqueeze(1)
-    logp = scaled.log_softmax(-1)
-    u = torch.from_numpy(noise).unsqueeze(1)
-    if greedy.all():
-        ids = logp.argmax(-1, keepdim=True)
+    u = np.minimum(np.maximum(noise, _LOWEST), _HIGHEST)
+    if allowed is not None and len(allowed.rows):
+        _check(allowed, logits.shape[1])
+        logits = _masked(logits, allowed)
+    ids, chosen = _back(*_drawn(logits.float(), how, u))
+    if not (chosen > 0).all():  # also where it is not a number
+        raise EngineError("a sampled token's logprob is not finite: the weights have diverged")
+    return ids, np.log(chosen)
+
+
+def sample(logits: Tensor, temperature: Floats32, top_p: Floats32, noise: Floats32) -> tuple[Ids, Floats32]:
+    """`draw` without top-k, min-p and constraints; goes when `step` takes `draw`."""
+    n = len(noise)
+    return draw(logits, Narrowing(temperature, np.zeros(n, np.int64), top_p, np.zeros(n, np.float32)), noise)
+
+
+def _check(allowed: Allowed, size: int) -> None:
+    """Raises `EngineError` where a row may draw no token of the vocabulary."""
+    last = allowed.bits[:, -1]
+    if size % 32:
+        last = last & np.uint32((1 << size % 32) - 1)
+    possible = last.astype(bool) | allowed.bits[:, :-1].any(1)
+    if not possible.all():
+        row = int(allowed.rows[np.argmin(possible)])
+        raise EngineError(f"row {row} may draw nothing: its constraint allows no token")
+
+
+def _back(ids: Tensor, chosen: Tensor) -> tuple[Ids, Floats32]:
+    """int64[n, 1] ids and float32[n, 1] probabilities as arrays, in one transfer."""
+    if ids.device.type == "cpu":
+        return ids.squeeze(1).numpy(), chosen.squeeze(1).numpy()
+    both = torch.cat((ids.int(), chosen.view(torch.int32)), 1).cpu().numpy()
+    return both[:, 0].astype(np.int64), both[:, 1].copy().view(np.float32)
+
+
+def _drawn(logits: Tensor, how: Narrowing, u: Floats32) -> tuple[Tensor, Tensor]:
+    """int64[n, 1] ids and float32[n, 1] probabilities of them."""
+    device = logits.device
+    if how.scale is not None:
+        # the largest is 0 before it is divided, so that no temperature can make it infinite
+        top = logits.amax(-1, keepdim=True)
+        logits = (logits - top).div_(torch.from_numpy(how.scale).to(device).unsqueeze(1))
+    p = logits.softmax(-1)
+    if how.greedy is not None and how.greedy.all():
+        ids = logits.argmax(-1, keepdim=True)
+        return ids, p.gather(1, ids)
+    if len(how.ranked):
+        _rank(p, how)
+    if len(how.floored):
+        rows = torch.from_numpy(how.floored).to(device)
+        _floor(p, rows, torch.from_numpy(how.min_p[how.floored]).to(device).unsqueeze(1))
+    ids = _inverse(p, torch.from_numpy(u).to(device).unsqueeze(1))
+    if how.greedy is not None:
+        greedy = torch.from_numpy(how.greedy).to(device).unsqueeze(1)
+        ids = torch.where(greedy, logits.argmax(-1, keepdim=True), ids)
+    return ids, p.gather(1, ids)
+
+
+def _masked(logits: Tensor, allowed: Allowed) -> Tensor:
+    """A copy with −∞ for what may not be drawn."""
+    octets = np.ascontiguousarray(allowed.bits, "<u4").view(np.uint8)
+    barred = np.unpackbits(~octets, axis=1, bitorder="little")[:, : logits.shape[1]].view(np.bool_)
+    if len(barred) < len(logits):
+        every = np.zeros(tuple(logits.shape), np.bool_)
+        every[allowed.rows] = barred
+        barred = every
+    elif (allowed.rows[1:] < allowed.rows[:-1]).any():
+        barred = barred[np.argsort(allowed.rows)]
+    return logits.masked_fill(torch.from_numpy(barred).to(logits.device), -torch.inf)
+
+
+def _rank(p: Tensor, how: Narrowing) -> None:
+    """Top-k, then top-p, in place. The smallest probability that stays is read off the sorted ones; which of
+    several equal ones stay is decided by id."""
+    device, size = p.device, p.shape[1]
+    rows = torch.from_numpy(how.ranked).to(device)
+    top_k = how.top_k[how.ranked]
+    k = np.where((top_k > 0) & (top_k < size), top_k, size)
+    limit = torch.from_numpy(k).to(device).unsqueeze(1)
+    top_p = torch.from_numpy(how.top_p[how.ranked]).to(device).unsqueeze(1)
+    q = p[rows]
+    ordered = _ordered(q, int(k.max()))
+    length = _length(ordered, limit, top_p, q)
+    edge = ordered.gather(1, length - 1)
+    stays, equal = q > edge, q == edge
+    room = length - stays.sum(-1, keepdim=True)
+    if device.type != "cpu" or bool((equal.sum(-1, keepdim=True) > room).any()):
+        equal &= equal.cumsum(-1, dtype=torch.int32) <= room
+    q.masked_fill_(~(stays | equal), 0)
+    p[rows] = q.div_(q.sum(-1, keepdim=True))
+
+
+def _ordered(q: Tensor, most: int) -> Tensor:
+    """float[m, K ≥ most] the largest of float[m, V], falling."""
+    if q.device.type != "cpu":
+        return q.topk(most, -1).values
+    values, size = q.numpy(), q.shape[1]  # numpy sorts values ten times as fast
+    if most < size // 4:
+        values = np.partition(values, size - most, -1)[:, size - most :]
+    return torch.from_numpy(np.sort(values, -1)[:, ::-1].copy())
+
+
+def _length(ordered: Tensor, k: Tensor, top_p: Tensor, q: Tensor) -> Tensor:
+    """int64[m, 1] how many of the most likely tokens stay; `ordered` float[m, K] are the first K of them."""
+    sums = ordered.cumsum(-1)
+    mass = torch.where(k < q.shape[1], sums.gather(1, k - 1), q.sum(-1, keepdim=True))
+    # top_p = 1 is no cut, whatever rounding makes of the sums
+    reach = torch.where(top_p < 1, top_p * mass, torch.inf)
+    wanted = (sums - ordered < reach).sum(-1, keepdim=True)
+    return torch.minimum(wanted, k).clamp_(min=1)
+
+
+def _floor(p: Tensor, rows: Tensor, min_p: Tensor) -> None:
+    """Min-p, in place."""
+    q = p[rows]
+    q.masked_fill_(q < min_p * q.amax(-1, keepdim=True), 0)
+    p[rows] = q.div_(q.sum(-1, keepdim=True))
+
+
+def _inverse(p: Tensor, u: Tensor) -> Tensor:
+    """Inverse CDF: int64[n, 1], the first index at which the running sum of p[n, V] passes u[n, 1] of the
+    whole. An index of probability 0 is never drawn."""
+    n, size = p.shape
+    if size <= WHOLE:
+        ids = _first(p.cumsum(-1), u)
     else:
-        ids = _draw(logp.exp(), u)
-        if greedy.any():
-            ids = torch.where(torch.from_numpy(greedy).unsqueeze(1), logp.argmax(-1, keepdim=True), ids)
-    chosen = logp.gather(1, ids)
-    if narrow.any():
-        rows = torch.from_numpy(np.flatnonzero(narrow))
-        ids[rows], chosen[rows] = _nucleus(logp[rows], torch.from_numpy(top_p[narrow]).unsqueeze(1), u[rows])
-    return ids.squeeze(1).numpy(), chosen.squeeze(1).numpy()
+        full = size // BLOCK
+        sums = p[:, : full * BLOCK].view(n, full, BLOCK).sum(-1)
+        if size % BLOCK:
+            sums = torch.cat((sums, p[:, full * BLOCK :].sum(-1, keepdim=True)), 1)
+        sums = sums.cumsum(-1)
+        block = _first(sums, u)
+        before = torch.where(block > 0, sums.gather(1, (block - 1).clamp_(min=0)), 0.0)
+        start = block * BLOCK
+        at = start + torch.arange(BLOCK, device=p.device)
+        inside = torch.where(at < size, p.gather(1, at.clamp(max=size - 1)), 0.0).cumsum(-1)
+        total = inside[:, -1:]
+        # the block's sum and its running sum round differently: stay below what is really there
+        left = torch.minimum(u * sums[:, -1:] - before, torch.nextafter(total, torch.zeros_like(total)))
+        ids = (start + torch.searchsorted(inside, left, right=True)).clamp_(max=size - 1)
+    if p.device.type != "cpu":  # a parallel running sum may rise where nothing was added
+        ids = torch.where(p.gather(1, ids) > 0, ids, p.argmax(-1, keepdim=True))
+    return ids
 
 
-def _draw(weights: Tensor, u: Tensor) -> Tensor:
-    """Inverse CDF: int64[n, 1], the first index at which the running sum of weights[n, V] passes u[n, 1] of
-    the whole. An index of weight 0 is never drawn."""
-    sums = weights.cumsum(-1)
-    total = sums[:, -1:]
-    # rounding must not push the target up to the total itself: no index passes that
-    target = torch.minimum(u * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(sums, target, right=True).clamp_(max=weights.shape[1] - 1)
-
-
-def _nucleus(logp: Tensor, top_p: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw from the smallest set of most likely tokens whose mass reaches top_p, renormalised (arXiv
-    1904.09751)."""
-    ordered, index = logp.sort(stable=True, dim=-1, descending=True)
-    p = ordered.exp()
-    p = torch.where(p.cumsum(-1) - p < top_p, p, 0.0)
-    place = _draw(p, u)
-    return index.gather(1, place), ordered.gather(1, place) - p.sum(-1, keepdim=True).log()
+def _first(sums: Tensor, u: Tensor) -> Tensor:
+    """int64[n, 1]: where float[n, m] running sums pass u[n, 1] of their last."""
+    return torch.searchsorted(sums, u * sums[:, -1:], right=True).clamp_(max=sums.shape[1] - 1)
