@@ -2,7 +2,7 @@
 
 Role: turns a `Constraint` into a matcher that masks tokens. Neighbours: the embedded engine keeps one matcher
 for each constrained request. Invariants: a token that the mask allows can be accepted; as long as the matcher
-is not `stuck`, some token is allowed; stop tokens are allowed exactly where the text so far is a whole word.
+has not `ended`, some token is allowed; stop tokens are allowed exactly where the text so far is a whole word.
 """
 
 from __future__ import annotations
@@ -34,14 +34,18 @@ class Matcher(Protocol):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more can come: a stop token was accepted, or the word can't be made longer."""
+        """Whether nothing more can come: a stop token was accepted, the word can't be made longer, or no
+        token of this vocabulary leads on. `complete` says whether it ended well."""
 
 
 class Grammars(Protocol):
     """Compiles constraints for one vocabulary, each once."""
 
-    def matcher(self, constraint: Constraint, stop: Sequence[int]) -> Matcher:
-        """A fresh matcher; `stop` are the ids that end the completion.
+    def matcher(self, constraint: Constraint, stop: Sequence[int], budget: int | None = None) -> Matcher:
+        """A fresh matcher; `stop` are the ids that end the completion, `budget` the most tokens it can have.
+
+        With a budget the mask also leaves out tokens after which the word could not be made whole within
+        it; where that cannot be had, the word is left to end unfinished.
 
         Raises:
             ConstraintError: the source cannot be read, or the library cannot hold decoding to it.
