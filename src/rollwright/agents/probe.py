@@ -23,7 +23,9 @@ from rollwright.types import Message, ToolSpec
 
 THINK = ("<think>", "</think>")
 CONTEXT = 24
-"""Characters shown on each side of a change."""
+"""Characters shown of each side of a change."""
+SHOWN = 3
+"""Findings that are told; the others are counted."""
 
 
 class Mode(enum.Enum):
@@ -69,7 +71,10 @@ class Verdict:
             head = "chat template: rewrites history, so that rollouts are kept in several rows"
         if self.dialogue is not self.mode:
             head += f" ({self.dialogue.value} where a person speaks again)"
-        return (head, *(f"  {finding.line()}" for finding in self.findings), *(f"  {n}" for n in self.notes))
+        told = [finding.line() for finding in self.findings[:SHOWN]]
+        if len(self.findings) > SHOWN:
+            told.append(f"and in {len(self.findings) - SHOWN} more of {len(CASES)} conversations")
+        return (head, *(f"  {line}" for line in (*told, *self.notes)))
 
 
 @dataclass(frozen=True)
@@ -172,12 +177,13 @@ def _difference(case: Case, turn: int, row: Sequence[int], whole: Rerendering) -
     """Where the text stops being what it was."""
     was, now, codec = whole.expected, whole.seen, whole.template.codec
     at = _same(was, now)
-    seen, tokens = 0, 0
-    for tokens, id in enumerate(row):  # noqa: B007 (the count is what is looked for)
-        seen += len(codec.decode([id]))
-        if seen > at:
+    start, number = 0, 0
+    for id in row:
+        size = len(codec.decode([id]))
+        if start + size > at:
             break
-    return Finding(case.name, turn, tokens, was[at : at + CONTEXT], now[at : at + CONTEXT])
+        start, number = start + size, number + 1
+    return Finding(case.name, turn, number, was[start : start + CONTEXT], now[start : start + CONTEXT])
 
 
 def _border(template: ChatTemplate, row: Sequence[int], whole: Rerendering, case: Case) -> str:
