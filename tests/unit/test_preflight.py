@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -54,18 +55,20 @@ def test_steps_prompts_rollouts_updates() -> None:
     assert all(isinstance(line, str) for line in told.lines())
 
 
-def test_key_and_value_memory_is_what_the_engine_allocates() -> None:
-    import torch
+def test_key_and_value_memory_is_the_embedded_engines_rounding() -> None:
+    told = derived("engine.max_batch=3", "engine.row_tokens=100", "engine.kv_tokens=1000", "model.kv_heads=2")
+    # 3 layers, 2 heads of 24, keys and values in float32: 1,152 bytes a token; 8 rows of 128 positions
+    assert told.kv_rows_bytes == 8 * 128 * 1152
+    assert told.kv_cache_bytes == 1000 * 1152
+    assert told.kv_host_bytes == 0
 
-    from rollwright.engine.embedded.kv import KV
 
-    config, told = load([], ["engine.max_batch=3", "model.context=256"]), None
-    told = derived("engine.max_batch=3", "model.context=256")
-    head = config.model.dim // config.model.heads
-    rows = KV(layers=config.model.layers, kv_heads=config.model.kv_heads, head_dim=head, rows=3, context=256)
-    rows.reserve(256)
-    assert rows.rows.dtype == torch.float32
-    assert told.kv_rows_bytes == rows.rows.numel() * 4
+def test_running_requests_and_the_tasks_rows_bound_the_memory() -> None:
+    sets = ["engine.max_batch=500", "engine.row_tokens=4096", "model.context=2048"]
+    sets += ["rollout.concurrency=9", "evaluation.concurrency=4"]
+    limit = derived(*sets).row_tokens
+    assert limit < 2048  # the tasks allow less than the model
+    assert derived(*sets).kv_rows_bytes == 16 * -(-limit // 64) * 64 * derived(*sets).kv_cache_bytes // 32768
 
 
 def test_coupled_runs_publish_no_files_and_nothing_trained_has_no_moments() -> None:
@@ -102,12 +105,50 @@ def test_too_little_room_says_both_figures() -> None:
         preflight.check(load([], ["evaluation.tasks=1000000000"]))
 
 
-@pytest.mark.parametrize(
-    "key", ["engine.max_batch=100000000", "engine.kv_tokens=10000000000", "model.layers=10000000"]
-)
-def test_too_little_memory_says_both_figures(key: str) -> None:
+def test_too_little_memory_for_the_model_says_both_figures() -> None:
     with pytest.raises(ConfigError, match=r"may take .* of memory .* this machine has .*: take a smaller"):
-        preflight.check(load([], [key]))
+        preflight.check(load([], ["model.layers=10000000"]))
+
+
+MUCH = ["model.context=300000", "tasks.limits.max_tokens=300000", "engine.row_tokens=300000"]
+
+
+@pytest.mark.parametrize(
+    ("sets", "keys"),
+    [
+        (["engine.kv_tokens=10000000000"], ["kv_tokens"]),
+        (["engine.host_tokens=10000000000"], ["host_tokens"]),
+        (MUCH, ["max_batch", "row_tokens"]),
+    ],
+)
+def test_too_little_memory_names_the_nearest_settings_that_fit(
+    sets: list[str], keys: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "memory", lambda: (8 * 2**30, 8 * 2**30))
+    config = load([], sets)
+    told = derive(config, preflight.taskset(config))
+    with pytest.raises(
+        ConfigError, match=r"keys and values .* this machine has 8\.6 GB: set engine"
+    ) as caught:
+        preflight.fits_in_memory(config, told)
+    near = dict(re.findall(r"engine\.(\w+) = (\d+)", str(caught.value)))
+    assert list(near) == keys
+    for key, value in near.items():
+        for number, fits in ((int(value), True), (int(value) + 64, False)):
+            changed = load([], [*sets, f"engine.{key}={number}"])
+            again = derive(changed, preflight.taskset(changed))
+            if fits:
+                preflight.fits_in_memory(changed, again)
+            else:
+                with pytest.raises(ConfigError):
+                    preflight.fits_in_memory(changed, again)
+
+
+def test_where_no_single_setting_helps_all_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "memory", lambda: (8 * 2**30, 8 * 2**30))
+    config = load([], [*MUCH, "engine.kv_tokens=10000000000"])
+    with pytest.raises(ConfigError, match=r"lower several of engine\.max_batch"):
+        preflight.fits_in_memory(config, derive(config, preflight.taskset(config)))
 
 
 def test_what_a_run_holds_already_needs_no_room(tmp_path: Path) -> None:

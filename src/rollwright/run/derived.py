@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from rollwright.agents.template import CONTROL, PieceTemplate
 from rollwright.config import RunConfig
 from rollwright.engine.config import EmbeddedConfig
+from rollwright.engine.kv.embedded import Pool, pool
 from rollwright.model.config import ModelConfig
 from rollwright.model.tokenizer import PieceTokenizer
 from rollwright.tasks.base import TaskSet
@@ -53,8 +54,12 @@ class Derived:
     evaluation_rollouts: int
     """Before and after, sampled and greedy."""
     kv_rows_bytes: int | None
-    """Keys and values of the running requests at full context; None where another engine says."""
+    """Keys and values of the running requests, as many and as long as they may get; None where another engine
+    says."""
     kv_cache_bytes: int | None
+    """Of the prefix cache when it is full."""
+    kv_host_bytes: int | None
+    """Of the host tier when it is full."""
     states_bytes: int
     """Of weights and checkpoints that lie in the run folder at once."""
     records_bytes: int
@@ -105,8 +110,8 @@ class Derived:
         )
         if self.kv_rows_bytes is not None and self.kv_cache_bytes is not None:
             yield (
-                f"memory      keys and values: {human(self.kv_rows_bytes)} for running requests at full "
-                f"context, {human(self.kv_cache_bytes)} for cached prefixes"
+                f"memory      keys and values at most: {human(self.kv_rows_bytes)} for running requests, "
+                f"{human(self.kv_cache_bytes)} for cached prefixes"
             )
         yield (
             f"disk        {human(self.disk_bytes)} at most in the run folder: weights and checkpoints "
@@ -126,7 +131,7 @@ def derive(config: RunConfig, tasks: TaskSet) -> Derived:
     evaluations = 4 * config.evaluation.tasks
     stored = ROLLOUT_BYTES + task.limits.max_turns * CALL_BYTES + task.limits.max_tokens * TOKEN_BYTES
     published = WEIGHTS_KEPT if config.mode == "async" else 0
-    kv_rows, kv_cache = _kv_bytes(config)
+    kv = kv_pool(config, task.limits.max_tokens)
     return Derived(
         tasks=tasks.name,
         vocabulary=codec.size,
@@ -142,8 +147,9 @@ def derive(config: RunConfig, tasks: TaskSet) -> Derived:
         steps=config.loop.steps,
         demonstrations=config.warmstart.steps * config.warmstart.batch,
         evaluation_rollouts=evaluations,
-        kv_rows_bytes=kv_rows,
-        kv_cache_bytes=kv_cache,
+        kv_rows_bytes=kv.row_bytes if kv else None,
+        kv_cache_bytes=kv.cache_bytes if kv else None,
+        kv_host_bytes=kv.host_bytes if kv else None,
         states_bytes=weights * (published + (1 + moments) * CHECKPOINTS_KEPT),
         records_bytes=stored * (AGAIN * rollouts * config.loop.steps + evaluations),
     )
@@ -157,13 +163,19 @@ def parameters(model: ModelConfig, vocabulary: int) -> int:
     return model.layers * block + model.dim + vocabulary * model.dim * (1 if model.tied else 2)
 
 
-def _kv_bytes(config: RunConfig) -> tuple[int | None, int | None]:
-    """Bytes of keys and values: of rows × context, and of the prefix cache."""
-    engine, model = config.engine, config.model
-    if not isinstance(engine, EmbeddedConfig):
-        return None, None
-    token = FLOAT_BYTES * 2 * model.layers * model.kv_heads * (model.dim // model.heads)
-    return engine.max_batch * model.context * token, engine.kv_tokens * token
+def kv_values(model: ModelConfig) -> int:
+    """Numbers in one token's keys and values (`model.base.Shape.kv_values`)."""
+    return 2 * model.layers * model.kv_heads * (model.dim // model.heads)
+
+
+def kv_pool(config: RunConfig, row_tokens: int) -> Pool | None:
+    """The most that the embedded engine holds in a run whose rows have at most `row_tokens` tokens: as many
+    requests as run at once, and a full prefix cache. None where another engine says."""
+    if not isinstance(config.engine, EmbeddedConfig):
+        return None
+    requests = max(config.rollout.concurrency, config.evaluation.concurrency)
+    tail = min(row_tokens, config.model.context)
+    return pool(config.engine, kv_values(config.model), requests=requests, tail=tail)
 
 
 def human(size: float) -> str:

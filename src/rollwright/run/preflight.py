@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from rollwright.config import RunConfig, override, parsed
+from rollwright.engine.config import EmbeddedConfig
+from rollwright.engine.kv.embedded import fitting
 from rollwright.errors import ConfigError, SandboxUnavailable
 from rollwright.plugins import buildable
 from rollwright.run.capacity import memory
-from rollwright.run.derived import Derived, derive, human
+from rollwright.run.derived import Derived, derive, human, kv_values
 from rollwright.run.rehearse import Faulty, on_paper
 from rollwright.sandbox.base import SandboxProvider
 from rollwright.sandbox.config import ProcessSandbox
@@ -83,7 +85,7 @@ def check(config: RunConfig, at: Path | None = None) -> Derived:
     )
     sandboxes(config)
     writable(at or Path(config.folder))
-    fits_in_memory(derived)
+    fits_in_memory(config, derived)
     room(derived, at or Path(config.folder), held=_size(at) if at else 0)
     return derived
 
@@ -145,21 +147,34 @@ def room(derived: Derived, folder: Path, held: int = 0) -> None:
         )
 
 
-def fits_in_memory(derived: Derived) -> None:
+def fits_in_memory(config: RunConfig, derived: Derived) -> None:
     """Refuse a model and a cache that this machine's memory cannot hold: weights, gradients, both optimisers'
     moments, the engine's copy, keys and values.
 
     Raises:
-        ConfigError: both figures and what to do.
+        ConfigError: both figures, and the nearest settings that fit.
     """
-    kv = (derived.kv_rows_bytes or 0) + (derived.kv_cache_bytes or 0)
-    needed, found = derived.checkpoint_bytes + 2 * derived.weights_bytes + kv, memory()
-    if found is not None and needed > found[0]:
-        raise ConfigError(
-            f"the model may take {human(needed - kv)} of memory and its keys and values {human(kv)}, this "
-            f"machine has {human(found[0])}: take a smaller [model], or lower engine.max_batch and "
-            "engine.kv_tokens"
-        )
+    kv = sum(each or 0 for each in (derived.kv_rows_bytes, derived.kv_cache_bytes, derived.kv_host_bytes))
+    model, found = derived.checkpoint_bytes + 2 * derived.weights_bytes, memory()
+    if found is None or model + kv <= found[0]:
+        return
+    raise ConfigError(
+        f"the model may take {human(model)} of memory and its keys and values {human(kv)}, this machine has "
+        f"{human(found[0])}: {_smaller(config, derived, found[0] - model)}"
+    )
+
+
+def _smaller(config: RunConfig, derived: Derived, budget: int) -> str:
+    """What to set so that keys and values take at most `budget` bytes."""
+    engine = config.engine
+    if budget <= 0 or not isinstance(engine, EmbeddedConfig):
+        return "take a smaller [model]"
+    requests = max(config.rollout.concurrency, config.evaluation.concurrency)
+    tail = min(derived.row_tokens, config.model.context)
+    near = dict(fitting(engine, kv_values(config.model), budget, requests=requests, tail=tail))
+    if near:
+        return "set " + " or ".join(f"engine.{key} = {value}" for key, value in near.items())
+    return "lower several of engine.max_batch, engine.row_tokens, engine.kv_tokens and engine.host_tokens"
 
 
 def nearest(folder: Path) -> Path:

@@ -97,8 +97,8 @@ def fitting(
 ) -> Iterator[tuple[str, int]]:
     """(key, value) for each key of `[engine]` that brings the pool within `budget` bytes when it alone is
     lowered, the largest such value; none where no single key does."""
-    for key in ("kv_tokens", "max_batch", "row_tokens"):
-        least = 16 if key == "row_tokens" else 1
+    for key in ("kv_tokens", "max_batch", "row_tokens", "host_tokens"):
+        least = {"row_tokens": 16, "host_tokens": 0}.get(key, 1)
         most = getattr(config, key)
 
         def fits(value: int, key: str = key) -> bool:

@@ -118,11 +118,12 @@ def _memory(plan: Plan) -> Iterator[str]:
     for name, size, colour in (*parts, (f"KV of {plan.wanted}", kv, SHARED)):
         width = (RIGHT - LEFT) * size / plan.memory
         yield f'<rect x="{at:.1f}" y="64" width="{width:.1f}" height="20" fill="{colour}"/>'
-        if size and width > 60:
+        if size and width > 60 and colour != SHARED:
             yield _text(at + 4, 98, f"{name} {told(size)}", 11)
         at += width
     yield f'<rect x="{LEFT}" y="64" width="{RIGHT - LEFT}" height="20" fill="none" stroke="{INK}"/>'
-    yield _text(RIGHT, 98, f"of {told(plan.memory)}", 11, "end")
+    told_kv = f"KV of {plan.wanted} {told(plan.shared_bytes)}, of {told(plan.memory)} in all"
+    yield _text(RIGHT, 98, told_kv, 11, "end")
 
 
 def _chart(plan: Plan, points: Sequence[Point], most: int, top: int, bottom: int) -> Iterator[str]:
@@ -141,8 +142,8 @@ def _chart(plan: Plan, points: Sequence[Point], most: int, top: int, bottom: int
         drawn = [point for point in points if point[index] <= high]
         path = " ".join(place(point[0], point[index]) for point in drawn)
         yield f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>'
-    yield _text(RIGHT, top + 14, f"nothing shared: {plan.fits:,} fit", 12, "end", colour=ALONE)
-    yield _text(RIGHT, top + 30, f"prefixes shared: {plan.fits_shared:,} fit", 12, "end", colour=SHARED)
+    yield _text(RIGHT - 6, bottom - 26, f"nothing shared: {plan.fits:,} fit", 12, "end", colour=ALONE)
+    yield _text(RIGHT - 6, bottom - 10, f"prefixes shared: {plan.fits_shared:,}", 12, "end", colour=SHARED)
     yield from _axis(most, bottom)
 
 
