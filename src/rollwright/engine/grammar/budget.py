@@ -59,9 +59,8 @@ class Budget:
         if self._given_up or slack < 0 or (way and not bits.has(mask, way[0])):
             self._given_up = True
             return
-        far = (slack - 2 * self._growth - _ROOM) // (1 + self._growth)
-        if far > 0:
-            self._far = far
+        if slack > self._growth + _ROOM:  # whatever comes now, the word can still be ended
+            self._far = 1 + (slack - self._growth - _ROOM) // (1 + self._growth)
             return
         self._near(mask, parser, table, stops, slack)
 

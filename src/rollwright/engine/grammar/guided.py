@@ -52,7 +52,11 @@ class GuidedGrammars:
         marks = self._marks.get(grammar.marks)
         if grammar.marks and marks is None:
             marks = self._marks[grammar.marks] = Marks(self._table, grammar.marks)
-        limits = None if budget is None else Budget(self._closing, budget, grammar.growth, len(stop) > 0)
+        limits = (
+            None
+            if budget is None
+            else Budget(self._closing, budget, grammar.growth * self._table.openers, len(stop) > 0)
+        )
         return GuidedMatcher(parser.deep_copy(), self._table, stop, marks, limits)
 
     def _compile(self, constraint: Constraint) -> tuple[LLMatcher, Source]:
@@ -60,15 +64,12 @@ class GuidedGrammars:
 
         made = source(constraint, self._table.control)
         try:
-            grammar = LLMatcher.grammar_from_lark(made.grammar)
-            wrong, said = LLMatcher.validate_grammar_with_warnings(grammar, self._table.library)
+            parser = LLMatcher(self._table.library, LLMatcher.grammar_from_lark(made.grammar), log_level=0)
         except ValueError as error:
             raise ConstraintError(f"{constraint.kind.value}: {error}") from error
-        if wrong or said:
+        said = [parser.get_error()] if parser.is_error() else parser.get_grammar_warnings()
+        if said:
             raise ConstraintError(f"{constraint.kind.value} cannot be enforced: {'; '.join(said)}")
-        parser = LLMatcher(self._table.library, grammar, log_level=0)
-        if parser.is_error():
-            raise ConstraintError(f"{constraint.kind.value} cannot be enforced: {parser.get_error()}")
         return parser, made
 
 

@@ -136,10 +136,9 @@ def _narrow(schema: Json, close: bool) -> Json:
 
 def growth(schema: Json) -> int:
     """Bytes that one more token can add to the shortest end of a word, as estimated from the schema: the
-    dearest value it can begin, with its key."""
+    dearest value it can begin, with its key. What the whole word needs is not added by a token."""
     most = 1
     for _, node in _nodes(schema, "#"):
-        most = max(most, min(need(node, schema, frozenset()), LIMITLESS) % LIMITLESS)
         if isinstance(node, dict):
             for _, name, inner in _inner(node):
                 most = max(most, len(name) + 6 + need(inner, schema, frozenset()) % LIMITLESS)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 _NOT_INNOCENT = frozenset(b'{}[]",:')
+_OPENERS = (b"{", b"[", b",", b":")
 _END = b"\x00end"
 
 
@@ -41,7 +42,11 @@ class Table:
         ordinary = [id for id in range(self.size) if id not in controls and self.pieces[id]]
         self._sorted = sorted((self.pieces[id], id) for id in ordinary)
         self._id = dict(reversed(self._sorted))
-        self._longest = max((len(piece) for piece in self._id), default=0)
+        self._longest = [0] * 256
+        for piece in self._id:
+            self._longest[piece[0]] = max(self._longest[piece[0]], len(piece))
+        self.openers = max((sum(map(piece.count, _OPENERS)) for piece in self._id), default=1) or 1
+        """Most values that one token can begin in JSON."""
         self.innocent = bits.of(
             (id for id in ordinary if _NOT_INNOCENT.isdisjoint(self.pieces[id])), self.size
         )
@@ -67,7 +72,7 @@ class Table:
         found: list[int] = []
         at = 0
         while at < len(data):
-            for size in range(min(self._longest, len(data) - at), 0, -1):
+            for size in range(min(self._longest[data[at]], len(data) - at), 0, -1):
                 id = self._id.get(data[at : at + size])
                 if id is not None:
                     found.append(id)
@@ -80,7 +85,7 @@ class Table:
     def beginning(self, prefix: bytes) -> npt.NDArray[np.int64]:
         """Ids of the text tokens that begin with `prefix`, which is not empty."""
         low = bisect_left(self._sorted, (prefix, -1))
-        high = bisect_right(self._sorted, (prefix + b"\xff" * (self._longest + 1), self.size))
+        high = bisect_right(self._sorted, (prefix + b"\xff" * (self._longest[prefix[0]] + 1), self.size))
         return np.array([id for _, id in self._sorted[low:high]], np.int64)
 
     def containing(self, part: bytes) -> npt.NDArray[np.int64]:
