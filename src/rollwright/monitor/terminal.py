@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rollwright.events import Evaluated
+from rollwright.monitor.engine import described
 from rollwright.monitor.evaluations import ENDS, newest, titled
 from rollwright.monitor.figures import Figures
 from rollwright.monitor.plain import clean
@@ -97,7 +98,8 @@ class Terminal:
             f"idle {_percent(f.live.get('rollout/idle_share'))}+{_percent(f.live.get('train/idle_share'))}  "
             f"lag {_number(f.live.get('train/lag_mean'), '{:.1f}')}  "
             f"queue {_number(f.live.get('queue/depth'), '{:.0f}')}  "
-            f"hits {_percent(f.live.get('engine/hit_rate'))}  left {_clock(f.seconds_left)}"
+            f"{'  '.join(f'{name} {text}' for name, text in described(f.live))}  "
+            f"left {_clock(f.seconds_left)}"
         )
 
     def _groups(self) -> int:
@@ -138,8 +140,6 @@ class Terminal:
             f"{_number(live.get('rollout/tokens_per_second'), '{:.0f}')} tok/s",
             "idle",
             _percent(live.get("rollout/idle_share")),
-            "hit rate",
-            _percent(live.get("engine/hit_rate")),
         )
         table.add_row(
             "trainer",
@@ -149,6 +149,9 @@ class Terminal:
             "staleness",
             _number(live.get("train/lag_mean"), "{:.1f}"),
         )
+        hits, decode, gap, compliance = described(live)
+        table.add_row("engine", decode[1], *gap, *hits)
+        table.add_row("", "", *compliance)
         table.add_row("groups", f"{f.groups_kept}/{self._groups()} kept", "dropped", Text(clean(dropped)))
         curve = Text("success  " + spark([value for _, value, _ in f.curve]), style="green")
         return Panel(Group(table, curve), title=Text(clean(self.title)), expand=False)

@@ -31,6 +31,7 @@ from rollwright.guard.audit import AuditLog
 from rollwright.guard.chain import GuardChain
 from rollwright.guard.policy import AllowList
 from rollwright.model.decoder import Decoder
+from rollwright.monitor.engine import told as engine_told
 from rollwright.monitor.evidence import evidence
 from rollwright.monitor.transcript import transcript
 from rollwright.plugins import buildable
@@ -259,18 +260,14 @@ class RolloutSide:
         while True:
             await clock.sleep(seconds)
             health, now, fresh_stats = await self.engine.health(), clock.now(), self.factory.stats()
-            prompt = health.prompt_tokens - before.prompt_tokens
             values = {
                 "rollout/tokens_per_second": (health.sampled_tokens - before.sampled_tokens) / (now - then),
                 "rollout/idle_share": min(1.0, (health.idle_seconds - before.idle_seconds) / (now - then)),
                 "rollout/voided": float(fresh_stats.voided),
                 "rollout/calls_per_second": (fresh_stats.calls - stats.calls) / (now - then),
-                "engine/running": float(health.running),
-                "engine/kv_share": health.kv_tokens / health.kv_capacity,
                 "queue/depth": float(self.parts.store.depth()),
+                **engine_told(health, before),
             }
-            if prompt > 0:
-                values["engine/hit_rate"] = (health.cached_tokens - before.cached_tokens) / prompt
             self.events.emit(Metrics(process="rollouts", values=values))
             self.events.flush()
             before, stats, then = health, fresh_stats, now

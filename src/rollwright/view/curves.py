@@ -16,6 +16,7 @@ from msgspec import Struct
 from rollwright.archive.base import Line
 from rollwright.evals.statistics import wilson
 from rollwright.events import Evaluated, Metrics, Resumed, RunStarted, StepEnded
+from rollwright.monitor.engine import COMPLIANCE, DECODE_RATE, DECODE_VARIATION, GAP_P99, HIT_RATE
 from rollwright.monitor.evaluations import ENDS
 from rollwright.view.folder import RunView
 
@@ -244,11 +245,36 @@ _BY_TIME = (
     (
         "Tokens per second",
         "count",
-        "Sampled by the engine, and trained.",
-        {"rollout/tokens_per_second": "sampled", "train/tokens_per_second": "trained"},
+        "Sampled by the engine, by wall time and by the time it computed, and trained.",
+        {
+            "rollout/tokens_per_second": "sampled",
+            DECODE_RATE: "sampled, while computing",
+            "train/tokens_per_second": "trained",
+        },
     ),
-    ("Prefix cache", "share", "Prompt tokens that came from the cache.", {"engine/hit_rate": "hits"}),
+    ("Prefix cache", "share", "Prompt tokens that came from the cache.", {HIT_RATE: "hits"}),
+    (
+        "Decode stability",
+        "number",
+        "Standard deviation of the engine's tokens per second over its last windows, by their mean: 0 is "
+        "steady. Waiting for tools is left out.",
+        {DECODE_VARIATION: "variation"},
+    ),
+    (
+        "Gap between tokens",
+        "number",
+        "Milliseconds between two tokens of a request, 99th percentile.",
+        {GAP_P99: "p99"},
+    ),
+    (
+        "Compliance",
+        "share",
+        "Completions under a constraint that are whole words of its language.",
+        {COMPLIANCE: "compliant"},
+    ),
 )
+
+_EMPTY = {"Compliance": "No data: no completion has ended under a constraint."}
 
 
 def _over_time(view: RunView) -> list[Chart]:
@@ -280,7 +306,8 @@ def _over_time(view: RunView) -> list[Chart]:
         series = [
             Series(name=shown, values=column) for shown, column in zip(names.values(), columns, strict=True)
         ]
-        chart = _chart(title, note, x, series, kind, axis="minutes", empty="The run has not told yet.")
+        empty = _EMPTY.get(title, "The run has not told yet.")
+        chart = _chart(title, note, x, series, kind, axis="minutes", empty=empty)
         chart.marks = marks
         found.append(chart)
     return found

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from rollwright.archive.base import Line
 from rollwright.evals.statistics import Difference, paired_difference
 from rollwright.events import Evaluated, GroupEnded, Noted, Resumed, RunStarted
+from rollwright.monitor.engine import described
 from rollwright.monitor.evaluations import ENDS, newest, titled
 from rollwright.types import Outcome
 from rollwright.view.folder import RunView
@@ -80,6 +81,7 @@ def header(view: RunView) -> list[tuple[str, str]]:
         resumed = ", ".join(f"{number} at step {step}" for number, step in enumerate(forks))
         facts.append(("incarnations", resumed))
     facts.append(("rollouts kept", f"{len(view.lines):,}"))
+    facts.append(("engine, last told", ", ".join(f"{name} {text}" for name, text in described(figures.live))))
     return facts
 
 

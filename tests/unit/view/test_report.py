@@ -27,7 +27,7 @@ from rollwright.buffer.sqlite import SqliteStore
 from rollwright.cli.main import app
 from rollwright.config import load
 from rollwright.errors import ConfigError, StoreError
-from rollwright.events import Evaluated, EventLog, Noted, Resumed, RunStarted, StepEnded
+from rollwright.events import Evaluated, EventLog, Metrics, Noted, Resumed, RunStarted, StepEnded
 from rollwright.run.folder import RunFolder, create
 from rollwright.testing.clock import FakeClock
 from rollwright.types import Scored
@@ -266,6 +266,22 @@ def test_what_ended_a_run_stands_at_its_head(tmp_path: Path) -> None:
     events.emit(RunStarted(run=folder.id, process="trainer", incarnation=2))
     events.close()
     assert "Ended by" not in report(folder).text  # it was taken up again since
+
+
+def test_the_figures_of_the_engine_have_curves_and_a_line(tmp_path: Path) -> None:
+    folder = create(load([], [f"folder={tmp_path}"]))
+    events = EventLog(folder.events("rollouts"))
+    for gap in (8.0, 12.0):
+        values = {"engine/decode_rate": 1500.0, "engine/decode_variation": 0.04, "engine/gap_p99_ms": gap}
+        events.emit(Metrics(process="rollouts", values=values))
+    events.close()
+    page = report(folder)
+    curves = {chart["title"]: chart for chart in page.data("data-overview")["charts"]}
+    drawn = {name: curves[name]["series"][0]["values"] for name in ("Gap between tokens", "Decode stability")}
+    assert drawn == {"Gap between tokens": [8.0, 12.0], "Decode stability": [0.04, 0.04]}
+    assert [each["name"] for each in curves["Tokens per second"]["series"]] == ["sampled, while computing"]
+    assert "no completion has ended under a constraint" in curves["Compliance"]["empty"]
+    assert "hits no data, decode 1,500 tok/s ± 4 %, p99 gap 12 ms, compliance no data" in page.text
 
 
 def test_a_run_that_goes_on_is_running(tmp_path: Path) -> None:
