@@ -1,13 +1,17 @@
-"""How the tokens of one step see each other: through the KV rows.
+"""How the tokens of one step see their history: rows and shared prefixes, put together.
 
-Role: the decoder's `Attend` over cached KV. Neighbours: `step` makes one for each forward; `kv` holds the
-rows. Invariant: a token sees exactly the positions up to its own in its own row. Decoding requests (one new
-token each) attend over all rows up to the last in use as they lie, without a gather; prompts being computed
-bring several tokens and are padded to the longest.
+Role: the `Attend` of a step over cached KV. Neighbours: `plan` says which token reads what; `kv` holds the
+rows. Invariant: a token sees exactly the positions up to its own, each once, within its layer's window.
+
+Attention over a history in parts is exact: each part gives its output and the log of its sum of exponents,
+and two parts are put together in the proportion of those sums (the online softmax of arXiv 1805.02867;
+prefixes shared in a batch: Hydragen, arXiv 2402.05099). A prefix that many tokens read in place is one matrix
+product for all of them. Decoding requests attend over all rows up to the last in use as they lie.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,94 +19,177 @@ import torch
 from torch import Tensor
 
 from rollwright.engine.embedded.kv import KV, Index
+from rollwright.engine.embedded.partial import partial
+from rollwright.engine.embedded.plan import Chunk, Plan
+
+Put = Callable[[Index], Tensor]
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Tokens of one step: first one for each decoding row, then the chunks of prompts."""
+class _Read:
+    """A level for one window: `tokens` int64[n] in the order of their segments."""
 
-    rows: Index
-    """int64[N]: each token's row."""
-    positions: Index
-    """int64[N]: each token's position in its row."""
-    decoding: int
-    """How many of the N decode; their rows ascend."""
-    chunks: tuple[tuple[int, int, int], ...]
-    """(row, start, end) of each prompt chunk, in the order of their tokens."""
+    tokens: Tensor
+    everyone: bool
+    """Whether the tokens are all of the plan's, in order."""
+    parts: tuple[tuple[Tensor, int, int, int, Tensor | None], ...]
+    """(block, first position read, from and to in `tokens`, mask[n, positions] or None) of each segment."""
 
 
-class RowAttend:
-    """An `Attend` for one plan of a model with `heads` query heads."""
+class StepAttend:
+    """An `Attend` for one plan. `put` brings an index array to the device."""
 
-    def __init__(self, kv: KV, plan: Plan, heads: int) -> None:
-        self._kv, self._heads, self._decoding = kv, heads, plan.decoding
-        self._scale = kv.head_dim**-0.5
-        self._write = kv.vectors(plan.rows, plan.positions)
+    def __init__(self, kv: KV, plan: Plan, put: Put) -> None:
+        shape = kv.shape
+        self._kv, self._plan, self._put = kv, plan, put
+        self._heads, self._scale, self._windows = shape.heads, shape.scale, shape.windows
+        self._write = put(kv.vectors(plan.rows, plan.places))
         if plan.decoding:
-            self._plan_decoding(plan.rows[: plan.decoding], plan.positions[: plan.decoding])
-        self._chunks = len(plan.chunks)
-        if plan.chunks:
-            self._plan_chunks(np.array(plan.chunks, np.int64))
+            self._spread_rows(plan.rows[: plan.decoding])
+        kinds = set(self._windows)
+        self._masks = {window: self._mask(window) for window in kinds} if plan.decoding else {}
+        self._reads = {window: self._levels(window) for window in kinds} if plan.levels else {}
 
-    def _plan_decoding(self, rows: Index, positions: Index) -> None:
-        self._top, self._seen = int(rows[-1]) + 1, int(positions.max()) + 1
+    def _spread_rows(self, rows: Index) -> None:
+        self._top, self._seen = int(rows[-1]) + 1, int(self._plan.places[: len(rows)].max()) + 1
         self._dense = self._top == len(rows)
-        self._rows = torch.from_numpy(rows)
-        last, spread = np.zeros(
-            (2, self._top), np.int64
-        )  # a row that doesn't decode computes something unused
-        last[rows], spread[rows] = positions, np.arange(len(rows))
-        self._spread = torch.from_numpy(spread)
-        hidden = np.arange(self._seen) > last[:, None]
-        mask = np.where(hidden, np.float32(-np.inf), np.float32(0))
-        self._mask = torch.from_numpy(np.repeat(mask, self._kv.kv_heads, 0)).unsqueeze(1)
+        if not self._dense:
+            spread = np.zeros(self._top, np.int64)  # a row that doesn't decode computes something unused
+            spread[rows] = np.arange(len(rows))
+            self._rows, self._spread = self._put(rows), self._put(spread)
 
-    def _plan_chunks(self, chunks: Index) -> None:
-        rows, start, end = chunks.T
-        count, kv = end - start, self._kv
-        self._longest, self._reach = int(count.max()), int(end.max())
-        self._chunk_rows = torch.from_numpy(rows.copy())
-        steps = np.arange(self._longest)
-        real = steps < count[:, None]
-        self._place = torch.from_numpy(np.flatnonzero(real))
-        self._pad = torch.from_numpy(np.where(real, np.cumsum(real).reshape(real.shape) - 1, 0).reshape(-1))
-        hidden = np.arange(self._reach) > (start[:, None] + steps)[:, :, None]
+    def _mask(self, window: int | None) -> Tensor:
+        """float[top × kv_heads, 1, seen]: −inf where a decoding row doesn't see a place."""
+        plan, n = self._plan, self._plan.decoding
+        last = np.zeros(self._top, np.int64)
+        last[plan.rows[:n]] = plan.places[:n]
+        at = np.arange(self._seen)
+        hidden = at > last[:, None]
+        if window is not None:
+            hidden |= at <= last[:, None] - window
+        return self._additive(np.repeat(hidden, self._kv.kv_heads, 0)).unsqueeze(1)
+
+    def _additive(self, hidden: np.typing.NDArray[np.bool_]) -> Tensor:
         mask = torch.from_numpy(np.where(hidden, np.float32(-np.inf), np.float32(0)))
-        groups = (-1, kv.kv_heads, self._heads // kv.kv_heads, -1, -1)
-        self._chunk_mask = (
-            mask[:, None, None].expand(groups).reshape(len(rows) * kv.kv_heads, -1, self._reach)
-        )
+        return mask.to(self._kv.table)
+
+    def _levels(self, window: int | None) -> list[_Read]:
+        found = []
+        for level in self._plan.levels:
+            tokens, parts, first = [], [], 0
+            for segment in level:
+                readers, start, mask = segment.tokens, segment.start, None
+                if window is not None:
+                    oldest = self._plan.positions[readers] - window + 1
+                    readers, oldest = readers[oldest < segment.end], oldest[oldest < segment.end]
+                    if not len(readers):
+                        continue
+                    start = max(start, int(oldest.min()))
+                    if (oldest > start).any():
+                        mask = self._additive(np.arange(start, segment.end) < oldest[:, None])
+                parts.append((segment.block, start - segment.start, first, first + len(readers), mask))
+                tokens.append(readers)
+                first += len(readers)
+            if parts:
+                index = np.concatenate(tokens)
+                everyone = len(index) == len(self._plan.rows) and bool((np.diff(index) == 1).all())
+                found.append(_Read(self._put(index), everyone, tuple(parts)))
+        return found
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self._kv.layers[layer].index_copy_(0, self._write, torch.cat((k, v)).view(-1, self._kv.head_dim))
-        if not self._chunks:
-            return self._decode(layer, q)
-        if not self._decoding:
-            return self._prefill(layer, q)
-        return torch.cat(
-            (self._decode(layer, q[: self._decoding]), self._prefill(layer, q[self._decoding :]))
-        )
+        reads = self._reads.get(self._windows[layer], [])
+        if not reads and not self._plan.chunks:
+            return self._decode(layer, q, False)[0]
+        out, weight = self._own(layer, q, bool(reads))
+        for i, read in enumerate(reads):
+            out, weight = self._join(layer, q, read, out, weight, i == len(reads) - 1)
+        return out
 
-    def _decode(self, layer: int, q: Tensor) -> Tensor:
+    def _own(self, layer: int, q: Tensor, weigh: bool) -> tuple[Tensor, Tensor | None]:
+        """What each token gathers from its own row: [N, H, D], and the logs of the sums [N, H]."""
+        outs, weights, n = [], [], self._plan.decoding
+        if n:
+            out, weight = self._decode(layer, q[:n], weigh)
+            outs.append(out)
+            weights.append(weight)
+        for chunk in self._plan.chunks:
+            size = chunk.end - chunk.start
+            out, weight = self._chunk(layer, q[n : n + size], chunk, int(self._plan.places[n]))
+            outs.append(out)
+            weights.append(weight)
+            n += size
+        if len(outs) == 1:
+            return outs[0], weights[0]
+        return torch.cat(outs), torch.cat([w for w in weights if w is not None]) if weigh else None
+
+    def _decode(self, layer: int, q: Tensor, weigh: bool) -> tuple[Tensor, Tensor | None]:
         kv, heads = self._kv, self._heads
         if not self._dense:
             q = q.index_select(0, self._spread)
         grouped = q.reshape(self._top * kv.kv_heads, -1, kv.head_dim)
-        keys, values = (kv.rows[layer, i, : self._top].flatten(0, 1)[:, : self._seen] for i in range(2))
-        scores = torch.baddbmm(self._mask, grouped, keys.transpose(1, 2), alpha=self._scale)
-        seen = torch.bmm(scores.softmax(-1), values).view(self._top, heads, kv.head_dim)
-        return seen if self._dense else seen.index_select(0, self._rows)
+        keys, values = (kv.table[layer, i, : self._top].flatten(0, 1)[:, : self._seen] for i in range(2))
+        mask = self._masks[self._windows[layer]]
+        scores = torch.baddbmm(mask, grouped, keys.transpose(1, 2), alpha=self._scale)
+        weight = scores.logsumexp(-1) if weigh else None
+        shares = scores.softmax(-1) if weight is None else (scores - weight.unsqueeze(-1)).exp_()
+        seen = torch.bmm(shares, values).view(self._top, heads, kv.head_dim)
+        weight = weight.view(self._top, heads) if weight is not None else None
+        if self._dense:
+            return seen, weight
+        return seen.index_select(0, self._rows), weight.index_select(0, self._rows) if weigh else None
 
-    def _prefill(self, layer: int, q: Tensor) -> Tensor:
-        kv, m, longest = self._kv, self._chunks, self._longest
-        # [chunk, token, kv head, query head of it, head_dim] → queries of one KV head side by side
-        padded = q.index_select(0, self._pad).view(m, longest, kv.kv_heads, -1, kv.head_dim)
-        grouped = padded.permute(0, 2, 3, 1, 4)
-        keys, values = (
-            kv.rows[layer, i, :, :, : self._reach].index_select(0, self._chunk_rows).flatten(0, 1)
-            for i in range(2)
-        )
-        queries = grouped.reshape(m * kv.kv_heads, -1, kv.head_dim)
-        scores = torch.baddbmm(self._chunk_mask, queries, keys.transpose(1, 2), alpha=self._scale)
-        seen = torch.bmm(scores.softmax(-1), values).view(grouped.shape).permute(0, 3, 1, 2, 4)
-        return seen.reshape(m * longest, self._heads, kv.head_dim).index_select(0, self._place)
+    def _chunk(self, layer: int, q: Tensor, chunk: Chunk, place: int) -> tuple[Tensor, Tensor]:
+        """A chunk whose first token has `place` in its row sees what lies before it there, and itself."""
+        size, window = len(q), self._windows[layer]
+        keys, values = self._kv.table[layer, :, chunk.row, :, : place + size].unsqueeze(1).unbind(0)
+        own = q.transpose(0, 1).unsqueeze(0)
+        if window is not None and place + size > window:
+            first = max(0, place - window + 1)
+            at, last = np.arange(first, place + size), np.arange(place, place + size)[:, None]
+            mask = self._additive((at > last) | (at <= last - window))
+            return _flat(partial(own, keys[:, :, first:], values[:, :, first:], self._scale, mask=mask))
+        out, weight = _flat(partial(own, keys[:, :, place:], values[:, :, place:], self._scale, causal=True))
+        if place == 0:
+            return out, weight
+        older = _flat(partial(own, keys[:, :, :place], values[:, :, :place], self._scale))
+        return _merge(out, weight, *older)
+
+    def _join(
+        self, layer: int, q: Tensor, read: _Read, out: Tensor, weight: Tensor | None, last: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Add what `read` gives to what its tokens have gathered."""
+        assert weight is not None, "parts are put together by their weights"
+        kv = self._kv
+        picked = q if read.everyone else q.index_select(0, read.tokens)
+        # the queries of one KV head side by side, over all tokens: [kv_heads, n, heads of it, head_dim]
+        grouped = picked.view(len(picked), kv.kv_heads, -1, kv.head_dim).transpose(0, 1).contiguous()
+        outs, weights = [], []
+        for block, start, first, end, mask in read.parts:
+            keys, values = block[layer, :, :, start:].unsqueeze(1).unbind(0)
+            queries = grouped[:, first:end].reshape(1, kv.kv_heads, -1, kv.head_dim)
+            if mask is not None:
+                mask = mask.repeat_interleave(grouped.shape[2], 0)
+            part, logs = partial(queries, keys, values, self._scale, mask=mask)
+            outs.append(part[0])
+            weights.append(logs[0])
+        many = torch.cat(outs, 1) if len(outs) > 1 else outs[0]
+        logs = torch.cat(weights, 1) if len(weights) > 1 else weights[0]
+        shared = many.view(grouped.shape).transpose(0, 1).reshape(picked.shape)
+        shared_weight = logs.view(grouped.shape[:3]).transpose(0, 1).reshape(picked.shape[:2])
+        if read.everyone:
+            return _merge(out, weight, shared, shared_weight)
+        at = read.tokens
+        joined, total = _merge(out.index_select(0, at), weight.index_select(0, at), shared, shared_weight)
+        return out.index_copy(0, at, joined), weight if last else weight.index_copy(0, at, total)
+
+
+def _flat(part: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """[1, H, n, D] and [1, H, n] → [n, H, D] and [n, H]."""
+    return part[0][0].transpose(0, 1), part[1][0].transpose(0, 1)
+
+
+def _merge(a: Tensor, a_weight: Tensor, b: Tensor, b_weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Two parts of a softmax, [n, H, D] with the logs of their sums [n, H], as one."""
+    share = torch.sigmoid(b_weight - a_weight).unsqueeze(-1)
+    return torch.lerp(a, b, share), torch.logaddexp(a_weight, b_weight)

@@ -14,19 +14,25 @@ import numpy as np
 import numpy.typing as npt
 
 from rollwright.engine.embedded.kv import KV, Index
+from rollwright.engine.embedded.radix import Node
 from rollwright.engine.embedded.request import Request
 
 _ROW = np.dtype(
     [
         ("length", np.int64),
         ("computed", np.int64),
+        ("base", np.int64),
         ("prompt", np.int64),
         ("limit", np.int64),
         ("order", np.int64),
+        ("priority", np.int64),
         ("noise", np.uint64),
         ("temperature", np.float32),
         ("top_p", np.float32),
-        ("streams", np.bool_),
+        ("top_k", np.int64),
+        ("min_p", np.float32),
+        ("last", np.float64),
+        ("watched", np.bool_),
     ]
 )
 
@@ -39,20 +45,31 @@ class Batch:
         self.length: Index = self._table["length"]
         """Tokens known: prompt and sampled."""
         self.computed: Index = self._table["computed"]
-        """Tokens whose KV is in the row."""
+        """Tokens whose KV is there."""
+        self.base: Index = self._table["base"]
+        """Tokens whose KV is not in the row but on the path to its node."""
         self.limit: Index = self._table["limit"]
         self.order: Index = self._table["order"]
         """Counts admissions: who came first."""
+        self.priority: Index = self._table["priority"]
         self.noise: npt.NDArray[np.uint64] = self._table["noise"]
         self.temperature: npt.NDArray[np.float32] = self._table["temperature"]
         self.top_p: npt.NDArray[np.float32] = self._table["top_p"]
-        self.streams: npt.NDArray[np.bool_] = self._table["streams"]
-        self.tokens = np.zeros((rows, context), np.int32)
-        self.logprobs = np.zeros((rows, context), np.float32)
+        self.top_k: Index = self._table["top_k"]
+        self.min_p: npt.NDArray[np.float32] = self._table["min_p"]
+        self.last: npt.NDArray[np.float64] = self._table["last"]
+        """When the row's last token came, in seconds; nan before its first."""
+        self.watched: npt.NDArray[np.bool_] = self._table["watched"]
+        """Whether each token of it must be looked at: streams, stop strings, constraints."""
+        self.tokens = np.zeros((rows, min(context, 512)), np.int32)
+        self.logprobs = np.zeros(self.tokens.shape, np.float32)
         """Behaviour logprobs, at the position of their token."""
         self.stops = np.full((rows, 1), -1, np.int64)
         """Stop ids of each row, filled up with -1."""
         self.requests: list[Request | None] = [None] * rows
+        self.nodes: list[Node | None] = [None] * rows
+        """The locked node whose path each row reads in place."""
+        self._context = context
         self._free = list(range(rows))
         self._admitted = 0
 
@@ -64,26 +81,38 @@ class Batch:
         """No row is free."""
         return not self._free
 
+    @property
+    def next_row(self) -> int:
+        """The row that `add` would take."""
+        return self._free[0]
+
     def active(self) -> Index:
         """Rows in use, ascending."""
         return np.flatnonzero(self.length)
 
-    def add(self, request: Request, computed: int) -> int:
-        """Put `request` into the lowest free row, `computed` of whose tokens have their KV; gives the row."""
+    def add(self, request: Request, computed: int, base: int, node: Node | None) -> int:
+        """Put `request` into the lowest free row, `computed` of whose tokens have their KV, `base` of them on
+        the path to `node`; gives the row."""
         row, sampling = heapq.heappop(self._free), request.sampling
         length, stops = len(request.tokens), sampling.stop
         self._admitted += 1
         self._table[row] = (
             length,
             computed,
+            base,
             request.prompt,
             request.limit,
             self._admitted,
+            request.priority,
             request.noise,
             sampling.temperature,
             sampling.top_p,
-            request.sink is not None,
+            sampling.top_k,
+            sampling.min_p,
+            np.nan,
+            request.watched,
         )
+        self._widen(request.limit)
         self.tokens[row, :length] = request.tokens
         self.logprobs[row, request.prompt : length] = request.logprobs
         if len(stops) > self.stops.shape[1]:
@@ -92,8 +121,15 @@ class Batch:
             self.stops = wider
         self.stops[row] = -1
         self.stops[row, : len(stops)] = stops
-        self.requests[row] = request
+        self.requests[row], self.nodes[row] = request, node
         return row
+
+    def _widen(self, tokens: int) -> None:
+        """Make rows of ids long enough for `tokens`; memory follows what is asked for, not the context."""
+        width = self.tokens.shape[1]
+        if tokens > width:
+            more = ((0, 0), (0, min(self._context, max(tokens, 2 * width)) - width))
+            self.tokens, self.logprobs = np.pad(self.tokens, more), np.pad(self.logprobs, more)
 
     def take(self, row: int) -> Request:
         """Empty a row; the request gets its tokens and logprobs back."""
@@ -102,7 +138,7 @@ class Batch:
         length = int(self.length[row])
         request.tokens = self.tokens[row, :length].copy()
         request.logprobs = self.logprobs[row, request.prompt : length].copy()
-        self.requests[row] = None
+        self.requests[row] = self.nodes[row] = None
         self.length[row] = 0
         heapq.heappush(self._free, row)
         return request
@@ -118,13 +154,14 @@ class Batch:
         holes = (int(active[-1]) + 1 - len(active)) if len(active) else 0
         if holes <= max(2, len(active) // 4):
             return
-        for source in active[::-1]:
+        for source in active[::-1].tolist():
             target = self._free[0]
             if target > source:
                 return
-            heapq.heapreplace(self._free, int(source))
-            kv.move(int(source), target, int(self.computed[source]))
+            heapq.heapreplace(self._free, source)
+            kv.move(source, target, int(self.computed[source] - self.base[source]))
             for array in (self._table, self.tokens, self.logprobs, self.stops):
                 array[target] = array[source]
             self.length[source] = 0
-            self.requests[target], self.requests[source] = self.requests[source], None
+            for held in (self.requests, self.nodes):
+                held[target], held[source] = held[source], None  # type: ignore[call-overload]

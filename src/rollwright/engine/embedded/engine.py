@@ -20,14 +20,15 @@ import torch
 from rollwright.clock import Clock
 from rollwright.engine.base import Health, InFlight, PauseMode
 from rollwright.engine.config import EmbeddedConfig
-from rollwright.engine.embedded.request import Request
+from rollwright.engine.embedded.request import Request, Sink
 from rollwright.engine.embedded.sampler import noise_key
 from rollwright.engine.embedded.scheduler import Scheduler
 from rollwright.engine.embedded.step import score
+from rollwright.engine.embedded.watchers import Watchers
 from rollwright.errors import ContextOverflow, EngineClosed, EngineError, WeightMismatch
-from rollwright.events import Noted, Sink
-from rollwright.model.base import Vocabulary
-from rollwright.model.decoder import Decoder
+from rollwright.events import Noted
+from rollwright.events import Sink as Events
+from rollwright.model.base import Model, Vocabulary
 from rollwright.pool.base import Lease
 from rollwright.types import Chunk, Completion, Finish, Floats, Ints, PolicyVersion, Probe, Sampling
 
@@ -42,21 +43,22 @@ class _Mode(enum.Enum):
 
 
 class EmbeddedEngine:
-    """Serves `decoder`, whose weights are `version`. With a `lease` it stops when the lease is revoked:
+    """Serves `model`, whose weights are `version`. With a `lease` it stops when the lease is revoked:
     running requests end with `Finish.ABORT`, later ones are refused with `EngineClosed`."""
 
     def __init__(
         self,
-        decoder: Decoder,
+        model: Model,
         config: EmbeddedConfig,
         version: PolicyVersion,
         clock: Clock,
-        events: Sink,
+        events: Events,
         lease: Lease | None = None,
         vocabulary: Vocabulary | None = None,
     ) -> None:
-        self._decoder, self._clock, self._events, self._lease = decoder, clock, events, lease
-        self._scheduler = Scheduler(decoder, config, version)
+        self._model, self._clock, self._events, self._lease = model, clock, events, lease
+        self._scheduler = Scheduler(model, config, version, clock)
+        self._watchers = Watchers(vocabulary)
         self._flying: dict[str, Request] = {}
         self._held: list[Request] = []  # came while paused
         self._mode = _Mode.SERVING
@@ -87,7 +89,7 @@ class EmbeddedEngine:
         self, prompt: Ints, sampling: Sampling, *, request: str, session: str = "", priority: int = 0
     ) -> Completion:
         """See `engine.base.Engine.generate`. `session` needs no routing here: there is one cache."""
-        entry = self._submit(prompt, sampling, request, None)
+        entry = self._submit(prompt, sampling, request, None, priority)
         try:
             return await entry.result
         finally:
@@ -97,8 +99,8 @@ class EmbeddedEngine:
         self, prompt: Ints, sampling: Sampling, *, request: str, session: str = "", priority: int = 0
     ) -> AsyncIterator[Chunk]:
         """As `generate`, token by token; closing the iterator frees everything."""
-        sink: asyncio.Queue[Chunk | None] = asyncio.Queue()
-        entry = self._submit(prompt, sampling, request, sink)
+        sink: Sink = asyncio.Queue()
+        entry = self._submit(prompt, sampling, request, sink, priority)
         try:
             while True:
                 chunk = await sink.get()
@@ -124,9 +126,9 @@ class EmbeddedEngine:
             raise ValueError(
                 f"score needs a temperature above 0, got {temperature}; greedy logprobs are at 1"
             )
-        if len(ids) > self._decoder.config.context:
-            raise ContextOverflow(f"{len(ids)} tokens exceed the context of {self._decoder.config.context}")
-        return score(self._decoder, ids, temperature) if len(ids) > 1 else np.empty(0, np.float32)
+        if len(ids) > self._model.shape.context:
+            raise ContextOverflow(f"{len(ids)} tokens exceed the context of {self._model.shape.context}")
+        return score(self._model, ids, temperature) if len(ids) > 1 else np.empty(0, np.float32)
 
     async def abort(self, requests: Sequence[str]) -> None:
         """End these with `Finish.ABORT`; unknown ids are ignored."""
@@ -162,7 +164,8 @@ class EmbeddedEngine:
         if self._unfit:
             raise WeightMismatch(f"cannot resume: {self._unfit}; update with matching weights first")
         self._mode = _Mode.SERVING
-        self._scheduler.waiting.extend(self._held)
+        for entry in self._held:
+            self._scheduler.waiting.add(entry)
         self._held.clear()
         self._quiet.set()
         self._wake.set()
@@ -174,7 +177,7 @@ class EmbeddedEngine:
         probe: Probe | None = None,
         in_flight: InFlight = InFlight.CONTINUE,
     ) -> float:
-        """Take new weights, at once: callers run between steps. Tensors that are the decoder's own (coupled
+        """Take new weights, at once: callers run between steps. Tensors that are the model's own (coupled
         mode) aren't copied.
 
         Raises:
@@ -184,7 +187,7 @@ class EmbeddedEngine:
         try:
             try:
                 self._load(state)
-                self._scheduler.adopt(version)
+                self._scheduler.adopt(version, in_flight)
                 gap = self._gap(probe)
             except (TypeError, ValueError, AttributeError, IndexError, KeyError, RuntimeError) as error:
                 raise WeightMismatch(f"not weights of this model, or no probe of them: {error}") from error
@@ -200,7 +203,7 @@ class EmbeddedEngine:
 
     async def health(self) -> Health:
         """Counters and state; cheap."""
-        scheduler = self._scheduler
+        scheduler, histories = self._scheduler, self._scheduler.histories
         idle = self._idle if self._idle_since is None else self._idle + self._clock.now() - self._idle_since
         return Health(
             ready=bool(self._tasks) and not self._closed and not self._unfit and self._mode is _Mode.SERVING,
@@ -213,8 +216,16 @@ class EmbeddedEngine:
             steps=scheduler.steps,
             busy_seconds=self._busy,
             idle_seconds=idle,
-            kv_tokens=scheduler.kv_tokens,
-            kv_capacity=scheduler.kv_capacity,
+            kv_tokens=histories.tokens,
+            kv_capacity=histories.radix.capacity + histories.kv.rows * histories.row_tokens,
+            kv_bytes=histories.bytes,
+            host_tokens=histories.radix.host_tokens,
+            retracted=scheduler.retracted,
+            constrained=scheduler.constrained,
+            compliant=scheduler.compliant,
+            rate=scheduler.pace.rate,
+            rate_variation=scheduler.pace.variation,
+            gap_p99=scheduler.pace.gap_p99,
         )
 
     def check_integrity(self) -> None:
@@ -256,34 +267,39 @@ class EmbeddedEngine:
         self._stop(reason, EngineClosed(reason))
 
     def _submit(
-        self, prompt: Ints, sampling: Sampling, name: str, sink: asyncio.Queue[Chunk | None] | None
+        self, prompt: Ints, sampling: Sampling, name: str, sink: Sink | None, priority: int
     ) -> Request:
         self._check_open()
-        ids, context = self._checked(prompt), self._decoder.config.context
+        ids, context = self._checked(prompt), self._model.shape.context
         if name in self._flying:
             raise ValueError(f"request {name!r} is in flight already; ids are unique among those in flight")
-        finite = 0 <= sampling.temperature < float("inf")
-        if not finite or not 0 < sampling.top_p <= 1 or sampling.max_tokens < 1:
-            raise ValueError(f"expected temperature ≥ 0, 0 < top_p ≤ 1 and max_tokens ≥ 1, got {sampling}")
-        if any(abs(id) >= 2**31 for id in sampling.stop):
-            raise ValueError(f"stop ids are token ids, got {sampling.stop}")
+        _check(sampling)
         if len(ids) >= context:
             raise ContextOverflow(
                 f"a prompt of {len(ids)} tokens leaves no room for one token in a context of {context}"
             )
+        if len(ids) >= self._scheduler.longest:
+            raise ContextOverflow(
+                f"a prompt of {len(ids)} tokens is more than the {self._scheduler.longest} whose KV may be kept: "
+                "raise engine.kv_tokens"
+            )
+        watch = self._watchers.of(sampling)
         entry = Request(
             id=name,
             tokens=ids,
             sampling=sampling,
             noise=noise_key(sampling.seed, name),
-            limit=min(len(ids) + sampling.max_tokens, context),
+            limit=min(len(ids) + sampling.max_tokens, context, self._scheduler.longest),
             result=asyncio.get_running_loop().create_future(),
             sink=sink,
             prompt=len(ids),
+            priority=priority,
+            watch=watch,
         )
+        entry.begin()
         self._flying[name] = entry
         if self._mode is _Mode.SERVING:
-            self._scheduler.waiting.append(entry)
+            self._scheduler.waiting.add(entry)
             self._wake.set()
         else:
             self._held.append(entry)
@@ -294,8 +310,8 @@ class EmbeddedEngine:
         if given.ndim != 1 or len(given) == 0:
             raise ValueError(f"expected at least one token id in one dimension, got shape {given.shape}")
         low, high = int(given.min()), int(given.max())
-        if low < 0 or high >= self._decoder.vocab:
-            raise ValueError(f"token ids are 0 … {self._decoder.vocab - 1}, got {low} … {high}")
+        if low < 0 or high >= self._model.vocab:
+            raise ValueError(f"token ids are 0 … {self._model.vocab - 1}, got {low} … {high}")
         return np.ascontiguousarray(given, np.int32)
 
     def _check_open(self) -> None:
@@ -325,8 +341,8 @@ class EmbeddedEngine:
         self._wake.set()
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        """Copy `state` into the decoder; all or nothing."""
-        own = dict(self._decoder.named_parameters())
+        """Copy `state` into the model; all or nothing."""
+        own = dict(self._model.named_parameters())
         if own.keys() != state.keys():
             odd = sorted(own.keys() ^ state.keys())
             raise WeightMismatch(f"the weights' names do not fit the model: {', '.join(odd)}")
@@ -343,10 +359,20 @@ class EmbeddedEngine:
         """Largest difference to the probe's logprobs."""
         if probe is None:
             return 0.0
-        own = score(self._decoder, probe.tokens, 1.0)
+        own = score(self._model, probe.tokens, 1.0)
         gap = float(np.abs(own - probe.logprobs).max())
         if not gap <= PROBE_TOLERANCE:  # also where it is not a number
             raise WeightMismatch(
                 f"a logprob of the probe differs by {gap:.3g}, allowed is {PROBE_TOLERANCE:g}"
             )
         return gap
+
+
+def _check(sampling: Sampling) -> None:
+    """Raises `ValueError` where the numbers make no sense."""
+    if not (0 <= sampling.temperature < float("inf") and 0 < sampling.top_p <= 1 and sampling.max_tokens >= 1):
+        raise ValueError(f"expected temperature ≥ 0, 0 < top_p ≤ 1 and max_tokens ≥ 1, got {sampling}")
+    if not (0 <= sampling.min_p <= 1 and 0 <= sampling.top_k < 2**31):
+        raise ValueError(f"expected 0 ≤ min_p ≤ 1 and top_k ≥ 0 (0: all), got {sampling}")
+    if any(abs(id) >= 2**31 for id in sampling.stop):
+        raise ValueError(f"stop ids are token ids, got {sampling.stop}")

@@ -1,12 +1,13 @@
-"""Keys and values of the running requests: one contiguous row each.
+"""Keys and values of the running requests: the end of each history, one contiguous row each.
 
-Role: where a step's attention reads and writes. Neighbours: `attend` does that, the scheduler copies cached
-prefixes in and computed ones out (`radix` keeps those). Invariant: what lies in a row at position i is the
-rotated key and the value of its token i.
+Role: where a step writes, and where its attention reads what is not shared. Neighbours: `attend` reads and
+writes, the scheduler moves KV between rows and `radix` (which holds shared prefixes and everything that is
+not running). Invariant: what lies in row r at place i is the rotated key and the value of its token
+`base[r] + i`.
 
-A decoding request reads its whole history for every token it samples, a cached prefix is read once a turn.
-So a prefix is copied into the row on admission and decoding needs no gather; [heads, positions, head] is
-the order that batched matrix products like. Rows grow with the longest request, to stay dense in memory.
+Decoding reads a row for every token sampled, so rows are dense in memory and need no gather; [heads, places,
+head] is the order that batched matrix products like. The table grows with the number of requests and with
+the longest end, in the steps that the planner counts with.
 """
 
 from __future__ import annotations
@@ -18,51 +19,80 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from rollwright.engine.kv.embedded import POSITIONS, ROWS
+from rollwright.model.base import Shape
+
 Index = npt.NDArray[np.int64]
 
 
 class KV:
-    """Float32 keys and values of all layers for `rows` requests of up to `context` tokens."""
+    """Keys and values of all layers, for up to `rows` requests with up to `places` tokens each."""
 
-    def __init__(self, *, layers: int, kv_heads: int, head_dim: int, rows: int, context: int) -> None:
-        self.kv_heads, self.head_dim, self._context = kv_heads, head_dim, context
-        self._resize(torch.zeros(layers, 2, rows, kv_heads, min(128, context), head_dim))
+    def __init__(self, shape: Shape, rows: int, places: int, device: torch.device, dtype: torch.dtype) -> None:
+        self.shape, self.device = shape, device
+        self.kv_heads, self.head_dim = shape.kv_heads, shape.head_dim
+        self._most = (rows, places)
+        self._make(torch.zeros(shape.layers, 2, 0, shape.kv_heads, 0, shape.head_dim, device=device, dtype=dtype))
 
-    def _resize(self, rows: Tensor) -> None:
-        self.rows = rows
-        """float32[layers, key or value, rows, kv_heads, positions, head_dim]"""
-        count, self._positions = rows.shape[2], rows.shape[4]
-        self.layers = [layer.view(-1, self.head_dim) for layer in rows]
-        """Each layer as float32[2 × rows × kv_heads × positions, head_dim]; see `vectors`."""
-        first = np.arange(2)[:, None, None] * count * self.kv_heads + np.arange(self.kv_heads)
-        self._heads = first * self._positions
+    def _make(self, table: Tensor) -> None:
+        self.table = table
+        """float[layers, key or value, rows, kv_heads, places, head_dim]"""
+        self.rows, self.places = table.shape[2], table.shape[4]
+        self.layers = [layer.view(-1, self.head_dim) for layer in table]
+        """Each layer as float[2 × rows × kv_heads × places, head_dim]; see `vectors`."""
+        first = np.arange(2)[:, None, None] * self.rows * self.kv_heads + np.arange(self.kv_heads)
+        self._heads = first * self.places
 
-    def reserve(self, length: int) -> None:
-        """Make rows long enough for `length` tokens."""
-        if length > self._positions:
-            old = self.rows
-            longer = min(self._context, max(length, self._positions * 5 // 4))
-            self._resize(old.new_zeros(*old.shape[:4], longer, self.head_dim))
-            self.rows[..., : old.shape[4], :] = old
+    @property
+    def bytes(self) -> int:
+        """Bytes allocated."""
+        return self.table.numel() * self.table.element_size()
 
-    def vectors(self, rows: Index, positions: Index) -> Tensor:
+    def reserve(self, rows: int, places: int) -> None:
+        """Make room for `rows` rows of `places` tokens."""
+        if rows <= self.rows and places <= self.places:
+            return
+        most = self._most
+        rows = max(self.rows, min(most[0], -(-rows // ROWS) * ROWS))
+        places = max(self.places, min(most[1], -(-places // POSITIONS) * POSITIONS))
+        self._resize(rows, places)
+
+    def shrink(self, rows: int, places: int) -> None:
+        """Give back what is more than twice of `rows` rows or of `places` tokens."""
+        rows, places = -(-rows // ROWS) * ROWS, -(-places // POSITIONS) * POSITIONS
+        if 2 * rows <= self.rows or 2 * places <= self.places:
+            self._resize(min(rows, self.rows), min(places, self.places))
+
+    def _resize(self, rows: int, places: int) -> None:
+        old, (layers, two, _, heads, _, dim) = self.table, self.table.shape
+        new = old.new_zeros(layers, two, rows, heads, places, dim)
+        r, p = min(rows, self.rows), min(places, self.places)
+        new[:, :, :r, :, :p] = old[:, :, :r, :, :p]
+        self._make(new)
+
+    def vectors(self, rows: Index, places: Index) -> Index:
         """Where M tokens' vectors lie in one of `layers`: int64[2 × M × kv_heads], all keys before all
         values."""
-        at = rows * (self.kv_heads * self._positions) + positions
-        return torch.from_numpy((self._heads + at[:, None]).reshape(-1))
+        at = rows * (self.kv_heads * self.places) + places
+        return (self._heads + at[:, None]).reshape(-1)
 
     def load(self, row: int, blocks: Sequence[Tensor]) -> None:
-        """Fill a row from its beginning with blocks float32[layers, 2, kv_heads, tokens, head_dim]."""
+        """Fill a row from its beginning with blocks float[layers, 2, kv_heads, tokens, head_dim]."""
         start = 0
         for block in blocks:
             end = start + block.shape[3]
-            self.rows[:, :, row, :, start:end] = block
+            self.table[:, :, row, :, start:end] = block
             start = end
 
     def read(self, row: int, start: int, end: int) -> Tensor:
-        """A copy of a row's tokens `start` to `end`, as `load` takes it."""
-        return self.rows[:, :, row, :, start:end].clone()
+        """A copy of a row's places `start` to `end`, as `load` takes it."""
+        return self.table[:, :, row, :, start:end].clone()
+
+    def shift(self, row: int, start: int, end: int) -> None:
+        """Move places `start` to `end` to the row's beginning."""
+        if end > start:
+            self.table[:, :, row, :, : end - start] = self.read(row, start, end)
 
     def move(self, source: int, target: int, tokens: int) -> None:
         """Copy the first `tokens` of one row over another's."""
-        self.rows[:, :, target, :, :tokens] = self.rows[:, :, source, :, :tokens]
+        self.table[:, :, target, :, :tokens] = self.table[:, :, source, :, :tokens]

@@ -8,13 +8,21 @@ tokens sampled, each under the version that sampled it.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from rollwright.engine.embedded.stops import StopText
+from rollwright.engine.grammar.base import Matcher
 from rollwright.types import Chunk, Completion, Finish, Floats, Ints, PolicyVersion, Sampling, VersionSpan
 
 Sink = asyncio.Queue[Chunk | None]
+Watch = Callable[[], tuple[Matcher | None, StopText | None]]
+
+
+def _nothing() -> tuple[None, None]:
+    return None, None
 
 
 @dataclass(eq=False, slots=True)
@@ -34,6 +42,40 @@ class Request:
     spans: list[VersionSpan] = field(default_factory=list)
     cached: int | None = None
     """Prompt tokens found in the prefix cache on first admission; None before it."""
+    priority: int = 0
+    watch: Watch = _nothing
+    """Makes the two that follow afresh."""
+    passed: int = 0
+    """How often another request was admitted before it that came later."""
+    matcher: Matcher | None = None
+    """Where it stands in its constraint's language."""
+    stop_text: StopText | None = None
+
+    @property
+    def watched(self) -> bool:
+        """Whether each of its tokens must be looked at when it comes."""
+        return self.sink is not None or self.matcher is not None or self.stop_text is not None
+
+    def follows(self, token: int) -> bool:
+        """Take note of a sampled token; whether the request ends with it, as its stop strings or its
+        constraint say."""
+        ended = False
+        if self.matcher is not None:
+            self.matcher.accept(token)
+            ended = self.matcher.ended
+        if self.stop_text is not None:
+            ended |= self.stop_text.push(token) is not None
+        return ended
+
+    def begin(self) -> None:
+        """Stand at the beginning of constraint and stop strings."""
+        self.matcher, self.stop_text = self.watch()
+
+    def restart(self) -> None:
+        """Forget what was sampled."""
+        self.tokens, self.logprobs = self.tokens[: self.prompt], self.logprobs[:0]
+        self.spans.clear()
+        self.begin()
 
     def close_span(self, version: PolicyVersion) -> None:
         """What was sampled since the last span came from `version`."""
@@ -44,27 +86,28 @@ class Request:
             start = self.spans.pop().start
         self.spans.append(VersionSpan(version=version, start=start, end=end))
 
-    def complete(self, finish: Finish, version: PolicyVersion) -> None:
-        """Give the caller what there is. A stream got its tokens already; an aborted one still needs its
+    def complete(self, finish: Finish, version: PolicyVersion) -> Completion:
+        """Give the caller what there is, which is returned too. A stream got its tokens already; an aborted one still needs its
         last chunk."""
         self.close_span(version)
+        done = Completion(
+            request=self.id,
+            tokens=self.tokens[self.prompt :],
+            logprobs=self.logprobs,
+            spans=tuple(self.spans),
+            finish=finish,
+            prompt_tokens=self.prompt,
+            cached=self.cached or 0,
+            compliant=self.matcher.complete if self.matcher is not None else None,
+        )
         if not self.result.done():
-            self.result.set_result(
-                Completion(
-                    request=self.id,
-                    tokens=self.tokens[self.prompt :],
-                    logprobs=self.logprobs,
-                    spans=tuple(self.spans),
-                    finish=finish,
-                    prompt_tokens=self.prompt,
-                    cached=self.cached or 0,
-                )
-            )
+            self.result.set_result(done)
         if self.sink is not None and finish is Finish.ABORT:
             none = np.empty(0, np.int32), np.empty(0, np.float32)
             self.sink.put_nowait(
                 Chunk(request=self.id, tokens=none[0], logprobs=none[1], version=version, finish=finish)
             )
+        return done
 
     def fail(self, error: Exception) -> None:
         """The caller gets `error`."""

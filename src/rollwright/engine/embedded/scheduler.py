@@ -1,29 +1,31 @@
-"""Which request runs when: admission, continuous batching, chunked prefill, preemption.
+"""Which request runs when: admission, continuous batching, chunked prefill, retraction.
 
-Role: keeps waiting requests, batch rows and prefix cache in step with each other. Neighbours: `engine`
-submits and ends requests and calls `run`; `step` does the tensor work. Invariants: a request is waiting or
-in one row, never both; KV in the cache is complete and of the current version when `run` returns; a prefix
-being computed for one request is not computed again for its siblings.
+Role: one step at a time, over everything that waits and runs. Neighbours: `engine` submits and ends requests
+and calls `run`; `histories` keeps their KV, `step` does the tensor work. Invariants: a request is waiting or in
+one row, never both; a prefix being computed for one request is not computed again for its siblings; prompts
+lengthen a step by at most `stall` times what those who decode need; the request that came first among the
+highest priority is never retracted, so somebody always gets on.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
-from functools import partial
-
 import numpy as np
 import torch
 
+from rollwright.clock import Clock
 from rollwright.engine.config import EmbeddedConfig
-from rollwright.engine.embedded.attend import Plan
-from rollwright.engine.embedded.batch import Batch
-from rollwright.engine.embedded.kv import KV, Index
-from rollwright.engine.embedded.radix import TOKEN, Radix
+from rollwright.engine.embedded.effort import Effort
+from rollwright.engine.embedded.histories import Histories
+from rollwright.engine.embedded.kv import Index
+from rollwright.engine.embedded.plan import Chunk, Plan, draw
 from rollwright.engine.embedded.request import Request
 from rollwright.engine.embedded.step import advance
-from rollwright.model.decoder import Decoder
-from rollwright.types import Chunk, Finish, Floats, PolicyVersion
+from rollwright.engine.embedded.waiting import Waiting
+from rollwright.engine.base import InFlight
+from rollwright.engine.pace import Pace
+from rollwright.model.base import Model
+from rollwright.types import Chunk as Piece
+from rollwright.types import Finish, Floats, PolicyVersion
 
 SIBLING = 8
 """Tokens past the cached prefix that must agree for a request to wait for another's prefill instead of
@@ -33,140 +35,204 @@ repeating it."""
 class Scheduler:
     """Everything a step works on."""
 
-    def __init__(self, decoder: Decoder, config: EmbeddedConfig, version: PolicyVersion) -> None:
-        model = decoder.config
-        self._decoder, self._config, self.version = decoder, config, version
-        self.waiting: deque[Request] = deque()
-        self.batch = Batch(config.max_batch, model.context)
-        self.radix = Radix(config.kv_tokens)
-        self._kv = KV(
-            layers=model.layers,
-            kv_heads=model.kv_heads,
-            head_dim=model.dim // model.heads,
-            rows=config.max_batch,
-            context=model.context,
-        )
+    def __init__(self, model: Model, config: EmbeddedConfig, version: PolicyVersion, clock: Clock) -> None:
+        weights = [parameter for _, parameter in model.named_parameters()]
+        self._model, self._config, self._clock = model, config, clock
+        self.waiting = Waiting()
+        self.histories = Histories(model.shape, config, version, weights[0].device, weights[0].dtype)
+        self.batch = self.histories.batch
+        self.pace = Pace()
+        self._effort = Effort(model.shape, sum(w.numel() for w in weights))
         self.steps = self.prompt_tokens = self.cached_tokens = self.sampled_tokens = 0
+        self.retracted = self.constrained = self.compliant = 0
+
+    @property
+    def version(self) -> PolicyVersion:
+        """Of the weights."""
+        return self.histories.version
 
     @property
     def idle(self) -> bool:
         """Nothing waits and nothing runs."""
-        return not self.waiting and not len(self.batch)
+        return not len(self.waiting) and not len(self.batch)
 
     @property
-    def kv_tokens(self) -> int:
-        """Tokens whose KV is held in rows or cache."""
-        return self.radix.tokens + int(self.batch.computed[self.batch.active()].sum())
-
-    @property
-    def kv_capacity(self) -> int:
-        """Tokens whose KV could be held."""
-        return self.radix.capacity + self.batch.tokens.size
+    def longest(self) -> int:
+        """Tokens of the longest history there is room for."""
+        return max(self.histories.row_tokens, self.histories.radix.capacity)
 
     @torch.inference_mode()
     def run(self) -> None:
         """One step: admit, compute, sample, finish."""
+        began = self._clock.now()
         self._admit()
+        self._spill()
         plan = self._plan()
-        self._kv.reserve(int(plan.positions.max()) + 1)
         batch, n = self.batch, plan.decoding
-        ends = np.cumsum([n, *(end - start for _, start, end in plan.chunks)])[1:] - 1
-        ready = [i for i, (row, _, end) in zip(ends, plan.chunks, strict=True) if end == batch.length[row]]
+        self.histories.kv.reserve(int(plan.rows.max()) + 1, int(plan.places.max()) + 1)
+        ends = np.cumsum([n, *(chunk.end - chunk.start for chunk in plan.chunks)])[1:] - 1
+        ready = [
+            i for i, chunk in zip(ends, plan.chunks, strict=True) if chunk.end == batch.length[chunk.row]
+        ]
         last = np.concatenate((np.arange(n), np.array(ready, np.int64)))
-        tokens, logprobs = advance(self._decoder, self._kv, batch, plan, last)
+        tokens, logprobs = advance(self._model, self.histories.kv, batch, plan, last)
         batch.computed[plan.rows[:n]] += 1
-        for row, _, end in plan.chunks:
-            batch.computed[row] = end
-        self._commit(plan, plan.rows[last], tokens, logprobs)
+        for chunk in plan.chunks:
+            batch.computed[chunk.row] = chunk.end
+        now = self._clock.now()
+        self._time(plan.rows[last], now, now - began)
+        self._commit(plan.rows[last], tokens, logprobs)
         self.steps += 1
 
+    def _time(self, rows: Index, now: float, took: float) -> None:
+        """`rows` got their tokens `now`."""
+        gaps = now - self.batch.last[rows]
+        self.pace.gaps(gaps[np.isfinite(gaps)])
+        self.pace.step(now, took, len(rows))
+        self.batch.last[rows] = now
+
     def _admit(self) -> None:
-        """Give rows to waiting requests, oldest first, as long as this step can begin their prompts."""
-        batch, held = self.batch, []
-        if batch.full or not self.waiting:
+        """Give rows to waiting requests as long as this step can begin their prompts."""
+        batch = self.batch
+        if batch.full or not len(self.waiting):
             return
         active = batch.active()
-        behind = active[batch.length[active] - batch.computed[active] > 1]
-        budget = self._config.prefill_tokens - int((batch.length[behind] - batch.computed[behind]).sum())
-        begun = {
-            batch.key(row, min(int(batch.computed[row]) + SIBLING, int(batch.length[row]))) for row in behind
-        }
-        while self.waiting and not batch.full and budget > 0:
-            request = self.waiting.popleft()
-            key = request.tokens.tobytes()
-            # one token is left out: its output is what the next one is drawn from
-            cached, blocks = self.radix.match(self.version, key[:-TOKEN])
-            missing = len(request.tokens) - cached
-            sibling = key[: TOKEN * (cached + SIBLING)]
-            if missing >= SIBLING and sibling in begun:
-                held.append(request)
+        missing = batch.length[active] - batch.computed[active]
+        budget = self._config.prefill_tokens - int(missing[missing > 1].sum())
+        for request in self.waiting.ordered(lambda r: self.histories.match(r)[1]):
+            if batch.full or budget <= 0:
+                return
+            _, cached = self.histories.match(request)
+            if self._waits_for_sibling(request, cached):
                 continue
-            if missing > 1:
-                begun.add(sibling)
-            budget -= missing
+            row = self.histories.admit(request, self._alone(request, cached))
+            if row is None:
+                continue
+            self.waiting.passed_by(request)
+            self.waiting.remove(request)
+            computed = int(batch.computed[row])
+            budget -= len(request.tokens) - computed
             if request.cached is None:
-                request.cached = cached
+                request.cached = computed
                 self.prompt_tokens += request.prompt
-                self.cached_tokens += cached
-            self._kv.reserve(len(request.tokens))
-            self._kv.load(batch.add(request, cached), blocks)
-        self.waiting.extendleft(reversed(held))
+                self.cached_tokens += computed
+
+    def _waits_for_sibling(self, request: Request, cached: int) -> bool:
+        """Whether a running request is computing more of `request`'s prefix than is cached; what one has
+        computed already is published for it."""
+        batch, ids = self.batch, request.tokens
+        if len(ids) - 1 - cached < SIBLING or not len(batch):
+            return False
+        rows = batch.active()
+        rows = rows[(batch.base[rows] <= cached) & (batch.length[rows] >= cached + SIBLING)]
+        alike = (batch.tokens[rows, cached : cached + SIBLING] == ids[cached : cached + SIBLING]).all(1)
+        best, common = -1, 0
+        for row in rows[alike].tolist():
+            size = min(int(batch.length[row]), len(ids) - 1)
+            differ = batch.tokens[row, :size] != ids[:size]
+            size = int(differ.argmax()) if differ.any() else size
+            if size > common:
+                best, common = row, size
+        if common < cached + SIBLING:
+            return False
+        if batch.computed[best] < common:
+            return True
+        self.histories.publish(best, common)
+        return False
+
+    def _alone(self, request: Request, cached: int) -> bool:
+        """Whether no other waiting request begins with the first `cached` tokens of this one."""
+        ids = request.tokens
+        return not cached or not any(
+            len(other.tokens) > cached
+            and other.tokens[cached - 1] == ids[cached - 1]
+            and np.array_equal(other.tokens[:cached], ids[:cached])
+            for other in self.waiting
+            if other is not request
+        )
+
+    def _spill(self) -> None:
+        """Move the histories of rows that are full into the tree; where that is full too, put back whoever
+        came last."""
+        batch, histories = self.batch, self.histories
+        limit = histories.row_tokens
+        for row in batch.active().tolist():
+            while batch.length[row]:
+                computed, used = int(batch.computed[row]), int(batch.computed[row] - batch.base[row])
+                more = min(int(batch.length[row]) - computed, self._config.prefill_tokens, limit)
+                if used + more <= limit or not used or histories.publish(row, computed):
+                    break
+                self._retract()
+
+    def _retract(self) -> None:
+        """Put the last come of the lowest priority back into the queue."""
+        batch = self.batch
+        rows = batch.active()
+        row = int(rows[np.lexsort((-batch.order[rows], batch.priority[rows]))[0]])
+        request = self.histories.leave(row)
+        request.close_span(self.version)
+        self.waiting.put_back([request])
+        self.retracted += 1
 
     def _plan(self) -> Plan:
-        """Every row that decodes, and prompts, oldest first, up to the budget."""
-        batch, active = self.batch, self.batch.active()
+        """Every row that decodes; prompts by priority and age, up to what the step may cost."""
+        batch, effort, active = self.batch, self._effort, self.batch.active()
         missing = batch.length[active] - batch.computed[active]
         decoding, behind = active[missing == 1], active[missing > 1]
+        allowed = float("inf")
+        if len(decoding):
+            allowed = self._config.stall * effort.decode(len(decoding), int(batch.computed[decoding].sum()))
         chunks, budget = [], self._config.prefill_tokens
-        for row in behind[np.argsort(batch.order[behind])].tolist():
+        for row in behind[np.lexsort((batch.order[behind], -batch.priority[behind]))].tolist():
             start = int(batch.computed[row])
-            end = min(int(batch.length[row]), start + budget)
-            chunks.append((row, start, end))
-            budget -= end - start
-            if budget == 0:
+            size = min(int(batch.length[row]) - start, budget)
+            size = min(size, self.histories.row_tokens - (start - int(batch.base[row])))
+            if allowed < float("inf"):
+                size = min(size, effort.tokens(allowed, start))
+            chunks.append(Chunk(row, start, start + size))
+            budget -= size
+            allowed -= effort.prompt(size, start)
+            if budget <= 0 or allowed <= 0:
                 break
-        rows, positions = [decoding], [batch.computed[decoding]]
-        for row, start, end in chunks:
-            rows.append(np.full(end - start, row))
-            positions.append(np.arange(start, end))
-        return Plan(np.concatenate(rows), np.concatenate(positions), len(decoding), tuple(chunks))
+        return draw(decoding, chunks, batch.computed, batch.base, batch.nodes)
 
-    def _commit(self, plan: Plan, rows: Index, tokens: Index, logprobs: Floats) -> None:
-        """Write down what was sampled, cache what was computed, end what is finished."""
+    def _commit(self, rows: Index, tokens: Index, logprobs: Floats) -> None:
+        """Write down what was sampled and end what is finished."""
         batch = self.batch
         at = batch.length[rows]
         batch.tokens[rows, at], batch.logprobs[rows, at] = tokens, logprobs
         batch.length[rows] = at + 1
         self.sampled_tokens += len(rows)
         stopped = (tokens[:, None] == batch.stops[rows]).any(1)
-        ended = stopped | (at + 1 >= batch.limit[rows])
-        for i in np.flatnonzero(batch.streams[rows]):
-            finish = None if not ended[i] else Finish.STOP if stopped[i] else Finish.LENGTH
-            self._emit(int(rows[i]), tokens[i : i + 1], logprobs[i : i + 1], finish)
+        ended = at + 1 >= batch.limit[rows]
+        for i in np.flatnonzero(batch.watched[rows]).tolist():
+            request = batch.requests[rows[i]]
+            assert request is not None, f"row {rows[i]} is empty"
+            stopped[i] |= request.follows(int(tokens[i]))
+            finish = Finish.STOP if stopped[i] else Finish.LENGTH if ended[i] else None
+            if request.sink is not None:
+                request.sink.put_nowait(self._piece(request, tokens[i : i + 1], logprobs[i : i + 1], finish))
+        ended |= stopped
         finished = rows[ended].tolist()
-        self._cache({*(row for row, _, _ in plan.chunks), *finished})
         for row, stop in zip(finished, stopped[ended].tolist(), strict=True):
-            batch.take(row).complete(Finish.STOP if stop else Finish.LENGTH, self.version)
-        if finished and not self.waiting:
-            batch.compact(self._kv)
+            self._complete(self.histories.leave(row), Finish.STOP if stop else Finish.LENGTH)
+        if finished and not len(self.waiting):
+            self.histories.compact()
 
-    def _emit(self, row: int, tokens: Index, logprobs: Floats, finish: Finish | None) -> None:
-        request = self.batch.requests[row]
-        assert request is not None and request.sink is not None, f"row {row} doesn't stream"
-        chunk = Chunk(
+    def _piece(self, request: Request, tokens: Index, logprobs: Floats, finish: Finish | None) -> Piece:
+        return Piece(
             request=request.id,
             tokens=tokens.astype(np.int32),
             logprobs=logprobs.copy(),
             version=self.version,
             finish=finish,
         )
-        request.sink.put_nowait(chunk)
 
-    def _cache(self, rows: Iterable[int]) -> None:
-        """Put the computed KV of `rows` into the prefix cache."""
-        for row in rows:
-            key = self.batch.key(row, int(self.batch.computed[row]))
-            self.radix.insert(self.version, key, partial(self._kv.read, row))
+    def _complete(self, request: Request, finish: Finish) -> None:
+        done = request.complete(finish, self.version)
+        if done.compliant is not None:
+            self.constrained += 1
+            self.compliant += done.compliant
 
     def end(self, request: Request, finish: Finish | None) -> None:
         """Take `request` out wherever it is, keeping its KV in the prefix cache; with `finish` its caller
@@ -174,28 +240,33 @@ class Scheduler:
         if request in self.waiting:
             self.waiting.remove(request)
         elif request in self.batch.requests:
-            row = self.batch.requests.index(request)
             with torch.inference_mode():
-                self._cache([row])
-            self.batch.take(row)
+                self.histories.leave(self.batch.requests.index(request))
         if finish is not None:
-            request.complete(finish, self.version)
+            self._complete(request, finish)
 
-    def adopt(self, version: PolicyVersion) -> None:
-        """The weights changed: forget all KV. Running requests go back to the head of the queue with their
-        tokens, to have their KV computed again under the new version; a new span begins."""
-        rows = self.batch.active()
-        running = [self.batch.take(row) for row in rows[np.argsort(self.batch.order[rows])].tolist()]
+    def adopt(self, version: PolicyVersion, in_flight: InFlight) -> None:
+        """The weights changed: forget all KV. Running requests go back to the head of the queue: with their
+        tokens, to have their KV computed again under the new version, or without; or they end."""
+        old, running = self.version, self.histories.forget(version)
         for request in running:
-            request.close_span(self.version)
-        self.waiting.extendleft(reversed(running))
-        self.radix.clear()
-        self.version = version
+            request.close_span(old)
+        if in_flight is InFlight.CONTINUE:
+            self.waiting.put_back(running)
+            return
+        again = []
+        for request in [*running, *(r for r in self.waiting if len(r.tokens) > r.prompt)]:
+            if request in self.waiting:
+                self.waiting.remove(request)
+            fresh = len(request.tokens) == request.prompt
+            if fresh or (in_flight is InFlight.RESTART and request.sink is None):
+                request.restart()
+                again.append(request)
+            else:
+                self._complete(request, Finish.ABORT)
+        self.waiting.put_back(again)
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` where rows, requests and cache disagree."""
-        self.radix.check_integrity()
-        active = set(self.batch.active().tolist())
-        assert active == {i for i, r in enumerate(self.batch.requests) if r is not None}, "rows and requests"
-        assert len(active) == len(self.batch), "free rows"
+        self.histories.check_integrity()
         assert not any(r in self.batch.requests for r in self.waiting), "a request waits and runs"

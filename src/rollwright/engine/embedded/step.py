@@ -10,48 +10,66 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rollwright.engine.embedded.attend import Plan, RowAttend
+from rollwright.engine.embedded.attend import StepAttend
 from rollwright.engine.embedded.batch import Batch
 from rollwright.engine.embedded.kv import KV, Index
-from rollwright.engine.embedded.sampler import sample, uniforms
+from rollwright.engine.embedded.plan import Plan
+from rollwright.engine.embedded.sampler import Allowed, Narrowing, sample, uniforms
 from rollwright.errors import EngineError
 from rollwright.model.attention import causal, positions
-from rollwright.model.decoder import Decoder
+from rollwright.model.base import Model
 from rollwright.types import Floats, Ints
 
 
 def advance(
-    decoder: Decoder, kv: KV, batch: Batch, plan: Plan, last: Index
+    model: Model, kv: KV, batch: Batch, plan: Plan, last: Index
 ) -> tuple[npt.NDArray[np.int64], Floats]:
     """Compute the plan's tokens and draw after those at plan indices `last` (int64[n]): n ids, n logprobs.
 
     Raises:
         EngineError: a logprob is not finite: the weights have diverged.
     """
+    device = kv.device
+
+    def put(index: Index) -> torch.Tensor:
+        return torch.from_numpy(index).to(device)
+
     ids = batch.tokens[plan.rows, plan.positions].astype(np.int64)
-    keep = torch.from_numpy(last) if len(last) < len(ids) else None
-    attend = RowAttend(kv, plan, decoder.config.heads)
-    hidden = decoder.forward(torch.from_numpy(ids), torch.from_numpy(plan.positions), attend, keep)
+    keep = put(last) if len(last) < len(ids) else None
+    hidden = model.forward(put(ids), put(plan.positions), StepAttend(kv, plan, put), keep)
     if len(last) == 0:
         return np.empty(0, np.int64), np.empty(0, np.float32)
     rows = plan.rows[last]
-    tokens, logprobs = sample(
-        decoder.logits(hidden),
-        batch.temperature[rows],
-        batch.top_p[rows],
-        uniforms(batch.noise[rows], plan.positions[last]),
-    )
+    narrowing = Narrowing(batch.temperature[rows], batch.top_p[rows], batch.top_k[rows], batch.min_p[rows])
+    noise = uniforms(batch.noise[rows], plan.positions[last])
+    tokens, logprobs = sample(model.logits(hidden), narrowing, noise, _allowed(batch, rows, model.vocab))
     if not np.isfinite(logprobs).all():
         raise EngineError("a sampled token's logprob is not finite: the weights have diverged")
     return tokens, logprobs
 
 
+def _allowed(batch: Batch, rows: Index, vocab: int) -> Allowed | None:
+    """What the constraints of `rows` let through; None where there are none."""
+    matchers = [
+        (i, request.matcher)
+        for i in np.flatnonzero(batch.watched[rows]).tolist()
+        if (request := batch.requests[rows[i]]) is not None and request.matcher is not None
+    ]
+    if not matchers:
+        return None
+    bits = np.zeros((len(matchers), -(-vocab // 32)), np.uint32)
+    for out, (_, matcher) in zip(bits, matchers, strict=True):
+        matcher.mask(out)
+    return Allowed(np.array([i for i, _ in matchers], np.int64), bits)
+
+
 @torch.inference_mode()
-def score(decoder: Decoder, tokens: Ints, temperature: float) -> Floats:
+def score(model: Model, tokens: Ints, temperature: float) -> Floats:
     """float32[T-1] logprobs of int32[T] tokens, computed cold: without any cached KV."""
-    ids = torch.from_numpy(tokens.astype(np.int64))
+    device = next(weights for _, weights in model.named_parameters()).device
+    ids = torch.from_numpy(tokens.astype(np.int64)).to(device)
     lengths = [len(ids) - 1]
-    hidden = decoder.forward(ids[:-1], positions(lengths), causal(lengths))
-    logp = (decoder.logits(hidden) / temperature).log_softmax(-1)
-    found: Floats = logp.gather(1, ids[1:, None]).squeeze(1).numpy()
+    hidden = model.forward(ids[:-1], positions(lengths).to(device), causal(lengths, model.shape))
+    logp = (model.logits(hidden) / temperature).log_softmax(-1)
+    found: Floats = logp.gather(1, ids[1:, None]).squeeze(1).float().cpu().numpy()
     return found

@@ -1,0 +1,93 @@
+"""What one step computes, and where each token finds the history it sees.
+
+Role: drawn up by the scheduler, carried out by `attend`. Neighbours: `batch` (rows), `radix` (nodes read in
+place). Invariant: what a token sees, its own row up to itself and its row's path in the tree, is spelled
+once: no position lies in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from rollwright.engine.embedded.kv import Index
+from rollwright.engine.embedded.radix import Node
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Tokens `start` to `end` of a prompt, which are computed together."""
+
+    row: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A node that some of a step's tokens read in place; `tokens` int64[n] are their numbers in the plan."""
+
+    block: Tensor
+    start: int
+    tokens: Index
+
+    @property
+    def end(self) -> int:
+        """Position behind its last."""
+        return self.start + self.block.shape[3]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Tokens of one step: first one for each decoding row, then the chunks of prompts."""
+
+    rows: Index
+    """int64[N]: each token's row."""
+    positions: Index
+    """int64[N]: each token's position in its history."""
+    places: Index
+    """int64[N]: its place in the row."""
+    decoding: int
+    """How many of the N decode; their rows ascend."""
+    chunks: tuple[Chunk, ...]
+    """In the order of their tokens."""
+    levels: tuple[tuple[Segment, ...], ...]
+    """What is read in place: each token at most once in each level."""
+
+
+def draw(
+    decoding: Index, chunks: Sequence[Chunk], computed: Index, base: Index, nodes: Sequence[Node | None]
+) -> Plan:
+    """The plan for one token of each row in `decoding` (int64[n], ascending) and the chunks. `computed`,
+    `base` and `nodes` are those of all rows."""
+    rows, positions = [decoding], [computed[decoding]]
+    for chunk in chunks:
+        rows.append(np.full(chunk.end - chunk.start, chunk.row))
+        positions.append(np.arange(chunk.start, chunk.end))
+    where, at = np.concatenate(rows), np.concatenate(positions)
+    readers: list[dict[Node, list[int]]] = []
+
+    def reads(row: int, first: int, count: int) -> None:
+        node = nodes[row]
+        for level, each in enumerate(node.up() if node is not None else ()):
+            if level == len(readers):
+                readers.append({})
+            readers[level].setdefault(each, []).extend(range(first, first + count))
+
+    for i, row in enumerate(decoding.tolist()):
+        if nodes[row] is not None:
+            reads(row, i, 1)
+    first = len(decoding)
+    for chunk in chunks:
+        reads(chunk.row, first, chunk.end - chunk.start)
+        first += chunk.end - chunk.start
+    levels = tuple(tuple(_segment(node, tokens) for node, tokens in level.items()) for level in readers)
+    return Plan(where, at, at - base[where], len(decoding), tuple(chunks), levels)
+
+
+def _segment(node: Node, tokens: list[int]) -> Segment:
+    assert node.block is not None, "the root is read by nobody"
+    return Segment(node.block, node.start, np.array(tokens, np.int64))
