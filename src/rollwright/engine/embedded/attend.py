@@ -112,7 +112,7 @@ class StepAttend:
         if n:
             out, weight = self._decode(layer, q[:n], weigh)
             outs.append(out)
-            weights.append(weight)
+            weights += [weight] if weight is not None else []
         for chunk in self._plan.chunks:
             size = chunk.end - chunk.start
             out, weight = self._chunk(layer, q[n : n + size], chunk, int(self._plan.places[n]))
@@ -120,8 +120,8 @@ class StepAttend:
             weights.append(weight)
             n += size
         if len(outs) == 1:
-            return outs[0], weights[0]
-        return torch.cat(outs), torch.cat([w for w in weights if w is not None]) if weigh else None
+            return outs[0], weights[0] if weights else None
+        return torch.cat(outs), torch.cat(weights) if weigh else None
 
     def _decode(self, layer: int, q: Tensor, weigh: bool) -> tuple[Tensor, Tensor | None]:
         kv, heads = self._kv, self._heads
@@ -137,7 +137,7 @@ class StepAttend:
         weight = weight.view(self._top, heads) if weight is not None else None
         if self._dense:
             return seen, weight
-        return seen.index_select(0, self._rows), weight.index_select(0, self._rows) if weigh else None
+        return seen.index_select(0, self._rows), None if weight is None else weight[self._rows]
 
     def _chunk(self, layer: int, q: Tensor, chunk: Chunk, place: int) -> tuple[Tensor, Tensor]:
         """A chunk whose first token has `place` in its row sees what lies before it there, and itself."""
@@ -175,8 +175,8 @@ class StepAttend:
             weights.append(logs[0])
         many = torch.cat(outs, 1) if len(outs) > 1 else outs[0]
         logs = torch.cat(weights, 1) if len(weights) > 1 else weights[0]
-        shared = many.view(grouped.shape).transpose(0, 1).reshape(picked.shape)
-        shared_weight = logs.view(grouped.shape[:3]).transpose(0, 1).reshape(picked.shape[:2])
+        shared = many.reshape(grouped.shape).transpose(0, 1).reshape(picked.shape)
+        shared_weight = logs.reshape(grouped.shape[:3]).transpose(0, 1).reshape(picked.shape[:2])
         if read.everyone:
             return _merge(out, weight, shared, shared_weight)
         at = read.tokens

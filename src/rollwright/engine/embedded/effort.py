@@ -14,8 +14,8 @@ import math
 from rollwright.model.base import Shape
 
 STEP = 24.0
-"""What a step costs beside its tokens, in tokens: measured on one core with models of 0.9 M and 5 M parameters
-(about 30 and 15)."""
+"""What a step costs beside its tokens, in tokens: about 30 and 15 on one core with models of 0.9 M and 5 M
+parameters."""
 
 
 class Effort:

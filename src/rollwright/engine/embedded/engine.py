@@ -280,8 +280,8 @@ class EmbeddedEngine:
             )
         if len(ids) >= self._scheduler.longest:
             raise ContextOverflow(
-                f"a prompt of {len(ids)} tokens is more than the {self._scheduler.longest} whose KV may be kept: "
-                "raise engine.kv_tokens"
+                f"a prompt of {len(ids)} tokens is more than the {self._scheduler.longest} whose KV may be "
+                "kept: raise engine.kv_tokens"
             )
         watch = self._watchers.of(sampling)
         entry = Request(
@@ -370,7 +370,9 @@ class EmbeddedEngine:
 
 def _check(sampling: Sampling) -> None:
     """Raises `ValueError` where the numbers make no sense."""
-    if not (0 <= sampling.temperature < float("inf") and 0 < sampling.top_p <= 1 and sampling.max_tokens >= 1):
+    if not (
+        0 <= sampling.temperature < float("inf") and 0 < sampling.top_p <= 1 and sampling.max_tokens >= 1
+    ):
         raise ValueError(f"expected temperature ≥ 0, 0 < top_p ≤ 1 and max_tokens ≥ 1, got {sampling}")
     if not (0 <= sampling.min_p <= 1 and 0 <= sampling.top_k < 2**31):
         raise ValueError(f"expected 0 ≤ min_p ≤ 1 and top_k ≥ 0 (0: all), got {sampling}")

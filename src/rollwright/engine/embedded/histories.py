@@ -145,7 +145,9 @@ class Histories:
         for row in active:
             assert batch.base[row] <= batch.computed[row] < batch.length[row], f"row {row} is out of step"
             node = batch.nodes[row]
-            assert (node.end if node else 0) == batch.base[row], f"row {row} begins elsewhere than its path ends"
+            assert (node.end if node else 0) == batch.base[row], (
+                f"row {row} begins elsewhere than its path ends"
+            )
             if node is not None:
                 path = b"".join(each.key for each in reversed(list(node.up())))
                 assert path == batch.key(row, node.end), f"row {row} reads another history"
@@ -153,7 +155,7 @@ class Histories:
                 wanted[each] = wanted.get(each, 0) + 1
         assert all(each.locks == count for each, count in wanted.items()), "locks and readers"
         assert sum(map(len, wanted)) == radix.locked, "something is locked that nobody reads"
-        assert TOKEN == batch.tokens.itemsize, "keys are raw ids"
+        assert batch.tokens.itemsize == TOKEN, "keys are raw ids"
 
 
 def _to_host(block: torch.Tensor) -> torch.Tensor:

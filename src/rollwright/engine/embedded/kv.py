@@ -28,11 +28,15 @@ Index = npt.NDArray[np.int64]
 class KV:
     """Keys and values of all layers, for up to `rows` requests with up to `places` tokens each."""
 
-    def __init__(self, shape: Shape, rows: int, places: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, shape: Shape, rows: int, places: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
         self.shape, self.device = shape, device
         self.kv_heads, self.head_dim = shape.kv_heads, shape.head_dim
         self._most = (rows, places)
-        self._make(torch.zeros(shape.layers, 2, 0, shape.kv_heads, 0, shape.head_dim, device=device, dtype=dtype))
+        self._make(
+            torch.zeros(shape.layers, 2, 0, shape.kv_heads, 0, shape.head_dim, device=device, dtype=dtype)
+        )
 
     def _make(self, table: Tensor) -> None:
         self.table = table

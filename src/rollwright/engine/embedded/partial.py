@@ -25,7 +25,7 @@ def partial(
     if k.shape[1] != q.shape[1]:
         if mask is None and not causal:  # every query sees every key: those of one KV head go side by side
             out, weight = partial(q.reshape(q.shape[0], k.shape[1], -1, q.shape[3]), k, v, scale)
-            return out.view(q.shape), weight.view(q.shape[:3])
+            return out.reshape(q.shape), weight.reshape(q.shape[:3])
         groups = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     if _FLASH is not None and q.device.type == "cpu":

@@ -273,12 +273,16 @@ class Radix:
                 assert child.block.shape[-2] == len(child), "an edge has KV for each token"
                 assert child.key[:TOKEN] == first, "a child is filed under its first token"
                 assert child.parent is node and child.end == node.end + len(child), "a child knows its place"
-                assert node.parent is None or child.used <= node.used, "a parent is used whenever its child is"
+                assert node.parent is None or child.used <= node.used, (
+                    "a parent is used whenever its child is"
+                )
                 assert node.parent is None or child.locks <= node.locks, "a lock holds all above it"
                 assert child.host or not node.host, "nothing on the device hangs below the host tier"
             assert not (node.host and node.locks), "a locked node is on the device"
         assert held[False] == self.tokens, f"{held[False]} tokens are held, {self.tokens} counted"
-        assert held[True] == self.host_tokens, f"{held[True]} tokens are on the host, {self.host_tokens} counted"
+        assert held[True] == self.host_tokens, (
+            f"{held[True]} tokens are on the host, {self.host_tokens} counted"
+        )
         assert locked == self.locked, f"{locked} tokens are locked, {self.locked} counted"
         assert self.tokens <= self.capacity, f"{self.tokens} tokens exceed the capacity of {self.capacity}"
         assert self.host_tokens <= self.host_capacity, f"{self.host_tokens} exceed {self.host_capacity}"

@@ -87,8 +87,8 @@ class Request:
         self.spans.append(VersionSpan(version=version, start=start, end=end))
 
     def complete(self, finish: Finish, version: PolicyVersion) -> Completion:
-        """Give the caller what there is, which is returned too. A stream got its tokens already; an aborted one still needs its
-        last chunk."""
+        """Give the caller what there is, which is returned too. A stream got its tokens already; an aborted
+        one still needs its last chunk."""
         self.close_span(version)
         done = Completion(
             request=self.id,

@@ -1,10 +1,10 @@
 """Which request runs when: admission, continuous batching, chunked prefill, retraction.
 
 Role: one step at a time, over everything that waits and runs. Neighbours: `engine` submits and ends requests
-and calls `run`; `histories` keeps their KV, `step` does the tensor work. Invariants: a request is waiting or in
-one row, never both; a prefix being computed for one request is not computed again for its siblings; prompts
-lengthen a step by at most `stall` times what those who decode need; the request that came first among the
-highest priority is never retracted, so somebody always gets on.
+and calls `run`; `histories` keeps their KV, `step` does the tensor work. Invariants: a request is waiting or
+in one row, never both; a prefix being computed for one request is not computed again for its siblings;
+prompts lengthen a step by at most `stall` times what those who decode need; the request that came first
+among the highest priority is never retracted, so somebody always gets on.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from rollwright.clock import Clock
+from rollwright.engine.base import InFlight
 from rollwright.engine.config import EmbeddedConfig
 from rollwright.engine.embedded.effort import Effort
 from rollwright.engine.embedded.histories import Histories
@@ -21,7 +22,6 @@ from rollwright.engine.embedded.plan import Chunk, Plan, draw
 from rollwright.engine.embedded.request import Request
 from rollwright.engine.embedded.step import advance
 from rollwright.engine.embedded.waiting import Waiting
-from rollwright.engine.base import InFlight
 from rollwright.engine.pace import Pace
 from rollwright.model.base import Model
 from rollwright.types import Chunk as Piece

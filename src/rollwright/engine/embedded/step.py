@@ -14,8 +14,7 @@ from rollwright.engine.embedded.attend import StepAttend
 from rollwright.engine.embedded.batch import Batch
 from rollwright.engine.embedded.kv import KV, Index
 from rollwright.engine.embedded.plan import Plan
-from rollwright.engine.embedded.sampler import Allowed, Narrowing, sample, uniforms
-from rollwright.errors import EngineError
+from rollwright.engine.embedded.sampler import Allowed, Narrowing, draw, uniforms
 from rollwright.model.attention import causal, positions
 from rollwright.model.base import Model
 from rollwright.types import Floats, Ints
@@ -40,12 +39,9 @@ def advance(
     if len(last) == 0:
         return np.empty(0, np.int64), np.empty(0, np.float32)
     rows = plan.rows[last]
-    narrowing = Narrowing(batch.temperature[rows], batch.top_p[rows], batch.top_k[rows], batch.min_p[rows])
+    how = Narrowing(batch.temperature[rows], batch.top_k[rows], batch.top_p[rows], batch.min_p[rows])
     noise = uniforms(batch.noise[rows], plan.positions[last])
-    tokens, logprobs = sample(model.logits(hidden), narrowing, noise, _allowed(batch, rows, model.vocab))
-    if not np.isfinite(logprobs).all():
-        raise EngineError("a sampled token's logprob is not finite: the weights have diverged")
-    return tokens, logprobs
+    return draw(model.logits(hidden), how, noise, _allowed(batch, rows, model.vocab))
 
 
 def _allowed(batch: Batch, rows: Index, vocab: int) -> Allowed | None:
