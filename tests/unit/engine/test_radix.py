@@ -4,9 +4,9 @@ import numpy as np
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rollwright.engine.embedded.radix import Radix
+from rollwright.engine.embedded.radix import Node, Radix
 from rollwright.types import PolicyVersion
 
 VERSIONS = [PolicyVersion(run="r", step=step) for step in range(2)]
@@ -33,8 +33,9 @@ def put(radix: Radix, version: PolicyVersion, tokens: list[int]) -> tuple[int, i
 
 def found(radix: Radix, version: PolicyVersion, tokens: list[int]) -> list[int]:
     """What the blocks of the longest match spell."""
-    length, blocks = radix.match(version, key(tokens))
-    content = torch.cat(blocks).tolist() if blocks else []
+    node, length = radix.match(version, key(tokens))
+    blocks = [each.block for each in reversed(list(node.up())) if each.block is not None]
+    content = torch.cat(blocks).tolist()[:length] if blocks else []
     assert length == len(content)
     assert all(step == version.step for _, step in content), "KV of another version"
     return [int(token) for token, _ in content]
@@ -45,10 +46,11 @@ def common(a: list[int], b: list[int]) -> int:
 
 
 class RadixMachine(RuleBasedStateMachine):
-    @initialize(capacity=st.integers(1, 40))
-    def begin(self, capacity: int) -> None:
-        self.radix = Radix(capacity)
+    @initialize(capacity=st.integers(1, 40), host=st.sampled_from([0, 0, 7, 60]))
+    def begin(self, capacity: int, host: int) -> None:
+        self.radix = Radix(capacity, host)
         self.known: dict[PolicyVersion, list[list[int]]] = {version: [] for version in VERSIONS}
+        self.locks: list[tuple[PolicyVersion, list[int], Node]] = []
         self.overflowed = False
 
     @rule(version=st.sampled_from(VERSIONS), tokens=sequences)
@@ -56,11 +58,14 @@ class RadixMachine(RuleBasedStateMachine):
         held = found(self.radix, version, tokens)
         room = self.radix.capacity - self.radix.tokens
         start, end = put(self.radix, version, tokens)
-        self.overflowed |= len(tokens) - len(held) > room
+        self.overflowed |= len(tokens) - len(held) > room or self.radix.host_tokens > 0
         self.known[version].append(tokens)
-        assert start == (len(held) if end else 0), "tokens that were held already were read again"
-        whole = tokens[: self.radix.capacity]
-        assert found(self.radix, version, tokens) == whole, "what was just inserted is not there"
+        if not self.radix.host_capacity:
+            assert start == (len(held) if end else 0), "tokens that were held already were read again"
+        free = self.radix.capacity - self.radix.locked
+        there = found(self.radix, version, tokens)
+        assert there == tokens[: len(there)]
+        assert len(there) == len(tokens) or len(there) >= min(len(tokens), free), "room was left unused"
 
     @rule(version=st.sampled_from(VERSIONS), tokens=sequences)
     def match(self, version: PolicyVersion, tokens: list[int]) -> None:
@@ -70,14 +75,43 @@ class RadixMachine(RuleBasedStateMachine):
         assert len(held) <= best, "found what was never put in"
         assert self.overflowed or len(held) == best, "lost something without need"
 
+    @rule(version=st.sampled_from(VERSIONS), tokens=sequences)
+    def lock(self, version: PolicyVersion, tokens: list[int]) -> None:
+        node = self.radix.reach(version, key(tokens))
+        self.radix.lock(node)
+        self.locks.append((version, tokens[: node.end], node))
+
+    @precondition(lambda self: self.locks)
+    @rule(data=st.data())
+    def unlock(self, data: st.DataObject) -> None:
+        _, _, node = self.locks.pop(data.draw(st.integers(0, len(self.locks) - 1)))
+        self.radix.unlock(node)
+
+    @rule(version=st.sampled_from(VERSIONS), tokens=sequences)
+    def take(self, version: PolicyVersion, tokens: list[int]) -> None:
+        node = self.radix.reach(version, key(tokens))
+        if node.parent is None or node.children or node.locks:
+            return
+        block = self.radix.take(node)
+        assert [int(token) for token, _ in block.tolist()] == tokens[node.start : node.end]
+        self.overflowed = True
+
+    @precondition(lambda self: not self.locks)
     @rule()
     def clear(self) -> None:
         self.radix.clear()
-        self.begin(self.radix.capacity)
+        self.begin(self.radix.capacity, self.radix.host_capacity)
 
     @invariant()
     def whole(self) -> None:
         self.radix.check_integrity()
+
+    @invariant()
+    def what_is_locked_stays(self) -> None:
+        for version, tokens, node in self.locks:
+            path = b"".join(each.key for each in reversed(list(node.up())))
+            assert path == key(tokens) and not any(each.host for each in node.up())
+            assert found(self.radix, version, tokens) == tokens
 
 
 RadixMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
@@ -112,3 +146,15 @@ def test_integrity_is_really_checked() -> None:
     except AssertionError:
         return
     raise RuntimeError("a miscount passed")
+
+
+def test_what_is_evicted_comes_back_from_the_host_tier() -> None:
+    radix = Radix(20, host=20)
+    first, second = [1] * 15, [2] * 15
+    put(radix, VERSIONS[0], first)
+    put(radix, VERSIONS[0], second)
+    assert radix.host_tokens == 15 and found(radix, VERSIONS[0], first) == first
+    node = radix.reach(VERSIONS[0], key(first))
+    assert node.end == 15 and not node.host and radix.host_tokens == 15, "they should have changed places"
+    assert found(radix, VERSIONS[0], second) == second
+    radix.check_integrity()

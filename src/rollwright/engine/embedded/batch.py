@@ -164,4 +164,4 @@ class Batch:
                 array[target] = array[source]
             self.length[source] = 0
             for held in (self.requests, self.nodes):
-                held[target], held[source] = held[source], None  # type: ignore[call-overload]
+                held[target], held[source] = held[source], None

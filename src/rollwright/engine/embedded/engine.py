@@ -224,7 +224,7 @@ class EmbeddedEngine:
             constrained=scheduler.constrained,
             compliant=scheduler.compliant,
             rate=scheduler.pace.rate,
-            rate_variation=scheduler.pace.variation,
+            rate_variation=scheduler.pace.rate_variation,
             gap_p99=scheduler.pace.gap_p99,
         )
 
@@ -283,13 +283,14 @@ class EmbeddedEngine:
                 f"a prompt of {len(ids)} tokens is more than the {self._scheduler.longest} whose KV may be "
                 "kept: raise engine.kv_tokens"
             )
-        watch = self._watchers.of(sampling)
+        limit = min(len(ids) + sampling.max_tokens, context, self._scheduler.longest)
+        watch = self._watchers.of(sampling, limit - len(ids))
         entry = Request(
             id=name,
             tokens=ids,
             sampling=sampling,
             noise=noise_key(sampling.seed, name),
-            limit=min(len(ids) + sampling.max_tokens, context, self._scheduler.longest),
+            limit=limit,
             result=asyncio.get_running_loop().create_future(),
             sink=sink,
             prompt=len(ids),

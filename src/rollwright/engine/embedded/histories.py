@@ -38,7 +38,7 @@ class Histories:
         self.version = version
         self.row_tokens = min(config.row_tokens, shape.context)
         self.batch = Batch(config.max_batch, shape.context)
-        self.kv = KV(shape, config.max_batch, self.row_tokens, device, dtype)
+        self.kv = KV(shape, device, dtype)
         self.radix = Radix(
             config.kv_tokens, config.host_tokens, _to_host, partial(torch.Tensor.to, device=device, copy=True)
         )

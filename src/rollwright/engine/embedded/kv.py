@@ -26,14 +26,11 @@ Index = npt.NDArray[np.int64]
 
 
 class KV:
-    """Keys and values of all layers, for up to `rows` requests with up to `places` tokens each."""
+    """Keys and values of all layers; it grows as it is asked to."""
 
-    def __init__(
-        self, shape: Shape, rows: int, places: int, device: torch.device, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
         self.shape, self.device = shape, device
         self.kv_heads, self.head_dim = shape.kv_heads, shape.head_dim
-        self._most = (rows, places)
         self._make(
             torch.zeros(shape.layers, 2, 0, shape.kv_heads, 0, shape.head_dim, device=device, dtype=dtype)
         )
@@ -56,14 +53,11 @@ class KV:
         """Make room for `rows` rows of `places` tokens."""
         if rows <= self.rows and places <= self.places:
             return
-        most = self._most
-        rows = max(self.rows, min(most[0], -(-rows // ROWS) * ROWS))
-        places = max(self.places, min(most[1], -(-places // POSITIONS) * POSITIONS))
-        self._resize(rows, places)
+        self._resize(max(self.rows, _up(rows, ROWS)), max(self.places, _up(places, POSITIONS)))
 
     def shrink(self, rows: int, places: int) -> None:
         """Give back what is more than twice of `rows` rows or of `places` tokens."""
-        rows, places = -(-rows // ROWS) * ROWS, -(-places // POSITIONS) * POSITIONS
+        rows, places = _up(rows, ROWS), _up(places, POSITIONS)
         if 2 * rows <= self.rows or 2 * places <= self.places:
             self._resize(min(rows, self.rows), min(places, self.places))
 
@@ -100,3 +94,7 @@ class KV:
     def move(self, source: int, target: int, tokens: int) -> None:
         """Copy the first `tokens` of one row over another's."""
         self.table[:, :, target, :, :tokens] = self.table[:, :, source, :, :tokens]
+
+
+def _up(count: int, step: int) -> int:
+    return -(-count // step) * step

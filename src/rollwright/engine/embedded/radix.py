@@ -91,9 +91,13 @@ class Radix:
             for each in reversed(away):
                 assert each.parent is not None, "the root is never away"
                 self.lock(each.parent)
+                self.host_tokens -= len(each)  # so that what makes room for it may go where it was
                 fits = self.room(len(each))
+                self.host_tokens += len(each)
                 self.unlock(each.parent)
                 if not fits:
+                    if self.host_tokens > self.host_capacity:
+                        self._drop(each)
                     return each.parent
                 self._promote(each)
         finally:

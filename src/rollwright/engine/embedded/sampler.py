@@ -129,12 +129,6 @@ def draw(
     return ids, np.log(chosen)
 
 
-def sample(logits: Tensor, temperature: Floats32, top_p: Floats32, noise: Floats32) -> tuple[Ids, Floats32]:
-    """`draw` without top-k, min-p and constraints; goes when `step` takes `draw`."""
-    n = len(noise)
-    return draw(logits, Narrowing(temperature, np.zeros(n, np.int64), top_p, np.zeros(n, np.float32)), noise)
-
-
 def _check(allowed: Allowed, size: int) -> None:
     """Raises `EngineError` where a row may draw no token of the vocabulary."""
     last = allowed.bits[:, -1]

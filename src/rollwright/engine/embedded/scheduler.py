@@ -88,7 +88,7 @@ class Scheduler:
         """`rows` got their tokens `now`."""
         gaps = now - self.batch.last[rows]
         self.pace.gaps(gaps[np.isfinite(gaps)])
-        self.pace.step(now, took, len(rows))
+        self.pace.step(took, len(rows))
         self.batch.last[rows] = now
 
     def _admit(self) -> None:

@@ -21,8 +21,8 @@ class Watchers:
         self._vocabulary = vocabulary
         self._grammars: Grammars | None = None
 
-    def of(self, sampling: Sampling) -> Watch:
-        """What makes a request's watchers.
+    def of(self, sampling: Sampling, room: int) -> Watch:
+        """What makes the watchers of a request that may get `room` tokens.
 
         Raises:
             ConstraintError: the constraint cannot be held to.
@@ -41,16 +41,16 @@ class Watchers:
         if constraint is None:
             return lambda: (None, StopText(vocabulary, text))
         grammars = self._compiler(vocabulary)
-        first = grammars.matcher(constraint, sampling.stop)  # refuses here, before anything runs
+        first = grammars.matcher(constraint, sampling.stop, room)  # refuses here, before anything runs
         made = [first]
         return lambda: (
-            made.pop() if made else grammars.matcher(constraint, sampling.stop),
+            made.pop() if made else grammars.matcher(constraint, sampling.stop, room),
             StopText(vocabulary, text) if text else None,
         )
 
     def _compiler(self, vocabulary: Vocabulary) -> Grammars:
         if self._grammars is None:
-            from rollwright.engine.grammar.guided import compiler
+            from rollwright.engine.grammar.guided import GuidedGrammars
 
-            self._grammars = compiler(vocabulary)
+            self._grammars = GuidedGrammars(vocabulary)
         return self._grammars
