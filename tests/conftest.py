@@ -39,7 +39,18 @@ def reasoning_gym() -> str | None:
     return None
 
 
-NEEDS: dict[str, Callable[[], str | None]] = {"chromium": chromium, "reasoning-gym": reasoning_gym}
+def transformers() -> str | None:
+    """Why no Hugging Face model can be made."""
+    if find_spec("transformers") is None:
+        return "the package transformers is missing: pip install -e '.[hf]'"
+    return None
+
+
+NEEDS: dict[str, Callable[[], str | None]] = {
+    "chromium": chromium,
+    "reasoning-gym": reasoning_gym,
+    "transformers": transformers,
+}
 """Name → a function that says why it is missing."""
 
 REQUIRED = {name.strip() for name in os.environ.get("ROLLWRIGHT_REQUIRE", "").split(",")} - {""}

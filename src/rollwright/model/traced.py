@@ -154,10 +154,7 @@ def _context(lm: Any) -> int:
     rope = getattr(text, "rope_parameters", None) or {}
     for part in [rope, *(each for each in rope.values() if isinstance(each, dict))]:
         if part.get("rope_type") == "longrope":
-            before = part.get("original_max_position_embeddings") or getattr(
-                text, "original_max_position_embeddings", context
-            )
-            context = min(context, before)
+            context = min(context, part["original_max_position_embeddings"])
     return int(context)
 
 
