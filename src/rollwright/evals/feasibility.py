@@ -19,6 +19,7 @@ from typing import Literal
 
 import numpy as np
 
+from rollwright.evals.caps import Cap
 from rollwright.evals.statistics import paired_difference, pass_at_k, wilson
 
 Verdict = Literal["go", "no room", "no signal"]
@@ -120,6 +121,8 @@ class Feasibility:
     """What is worth a word beside the verdict."""
     evidence: tuple[str, ...] = ()
     """How rollouts ended, and a failed one, line by line."""
+    caps: tuple[Cap, ...] = ()
+    """What the tries used of the tasks' limits, and the limits that would do: a suggestion."""
 
 
 def feasibility(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from rollwright.evals.caps import told as caps_told
 from rollwright.evals.feasibility import Feasibility, Figure
 
 NO_DATA = "no data"
@@ -39,6 +40,7 @@ def lines(found: Feasibility) -> Iterator[str]:
     if found.evidence and (found.verdict != "go" or found.warnings):
         yield from found.evidence
         yield ""
+    yield from caps_told(found.caps)
     for warning in found.warnings:
         yield f"warning: {warning}"
     yield f"{found.verdict}: {'; '.join(found.reasons)}"

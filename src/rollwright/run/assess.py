@@ -22,6 +22,7 @@ import torch
 from rollwright.clock import Clock
 from rollwright.config import RunConfig
 from rollwright.errors import ConfigError
+from rollwright.evals.caps import caps, use
 from rollwright.evals.feasibility import Feasibility, Plan, Trial, feasibility, transfer
 from rollwright.events import EventLog, Metrics, RolloutEnded, Tail
 from rollwright.monitor.evidence import evidence
@@ -161,7 +162,8 @@ async def _assess(
     least = min(rollout.min_members, tries)
     found = feasibility(trials, plan, success=rollout.success, least=least)
     shown = list(zip([task for task in tasks for _ in range(tries)], scored, strict=True))
-    found = replace(found, evidence=tuple(evidence(shown, rollout.success)))
+    used = caps(use(task, each.rollout) for task, each in shown)
+    found = replace(found, evidence=tuple(evidence(shown, rollout.success)), caps=tuple(used))
     return transfer(found, [[trial(each) for each in group] for group in heldout], rollout.success)
 
 

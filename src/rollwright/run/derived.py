@@ -14,6 +14,7 @@ from rollwright.agents.template import CONTROL, PieceTemplate
 from rollwright.config import RunConfig
 from rollwright.engine.config import EmbeddedConfig
 from rollwright.engine.kv.embedded import Pool, pool
+from rollwright.events import Metrics
 from rollwright.model.config import ModelConfig
 from rollwright.model.tokenizer import PieceTokenizer
 from rollwright.tasks.base import TaskSet
@@ -176,6 +177,16 @@ def kv_pool(config: RunConfig, row_tokens: int) -> Pool | None:
     requests = max(config.rollout.concurrency, config.evaluation.concurrency)
     tail = min(row_tokens, config.model.context)
     return pool(config.engine, kv_values(config.model), requests=requests, tail=tail)
+
+
+def planned(config: RunConfig, tasks: TaskSet) -> Metrics | None:
+    """What keys and values may take at most, as the run tells it at its start; the report holds what was
+    measured against it."""
+    kv = kv_pool(config, tasks.task("train", 0).limits.max_tokens)
+    if kv is None:
+        return None
+    values = {"engine/kv_planned": float(kv.bytes), "engine/kv_planned_rows": float(kv.row_bytes)}
+    return Metrics(process="rollouts", values=values)
 
 
 def human(size: float) -> str:

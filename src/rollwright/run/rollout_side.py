@@ -41,6 +41,7 @@ from rollwright.rollout.factory import RolloutFactory
 from rollwright.rollout.groups import next_number, number_of
 from rollwright.rollout.rounds import Rounds
 from rollwright.run.begin import incarnation
+from rollwright.run.derived import planned
 from rollwright.run.folder import RunFolder
 from rollwright.run.leases import leased
 from rollwright.run.parts import Parts, build
@@ -268,6 +269,8 @@ class RolloutSide:
                 "queue/depth": float(self.parts.store.depth()),
                 **engine_told(health, before),
             }
+            if health.kv_bytes:
+                values["engine/kv_bytes"] = float(health.kv_bytes)
             self.events.emit(Metrics(process="rollouts", values=values))
             self.events.flush()
             before, stats, then = health, fresh_stats, now
@@ -327,6 +330,8 @@ async def opened(
         engine = Rounds(engine) if rounds else engine
         sandboxes = await _sandboxes(parts, leases[WorkKind.SANDBOX], process, stack)
         graders = await _sandboxes(parts, leases[WorkKind.SANDBOX], f"{process}-grader", stack)
+        if (told := planned(config, parts.tasks)) is not None:
+            events.emit(told)
         await engine.start()
         stack.push_async_callback(engine.close)
         audit = AuditLog(parts.folder.audit(process), clock, parts.blobs("audit"))

@@ -27,6 +27,7 @@ from rollwright.run.folder import RunFolder
 from rollwright.view import facts
 from rollwright.view.curves import charts
 from rollwright.view.folder import RunView, viewed
+from rollwright.view.memory import caps, memory
 from rollwright.view.rollouts import Packed, chosen, index, packed, squeezed
 from rollwright.view.settings import settings
 
@@ -115,6 +116,8 @@ def _facts(view: RunView, bodies: Packed) -> dict[str, Any]:
         "fates": facts.fates(view),
         "calls": facts.calls(bodies.calls),
         "notes": facts.notes(view),
+        "memory": memory(view),
+        "caps": caps(view),
         "total": len(view.lines),
         "unreadable": sorted(view.archive.unreadable) if view.archive else [],
         "settings": settings(view.config) if view.config else [],
