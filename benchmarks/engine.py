@@ -1,0 +1,177 @@
+"""How fast the embedded engine decodes: against a bare loop, `generate`, and transformers' continuous batching.
+
+Models of 0.9 M and 5 M parameters with random weights, one thread, tokens per CPU second, contenders
+interleaved round by round; a ratio is the median of the rounds', its spread from the least to the greatest.
+Every contender samples at temperature 1; engine and loop record each token's logprob, transformers is spared
+that.
+
+Cases, each at batch 1, 16, 64 and 256 and again with `5M/` before the name (`floor/b1` is the 0.9 M model):
+`floor/b…`: decoding behind 200-token prompts that are all different, over `floor.py`, a loop that can do
+nothing else. `generate/b…`: the same over `generate`, with the cache and attention that are best at that
+batch. Prompts are computed outside the clock on every side. `continuous-batching/b32`: ragged prompts
+(50–400) and lengths (16–128), at most 32 at once, prompts included, over `generate`'s continuous batching.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from floor import Loop, best
+from harness import Cases, parser
+from models import Size, pair
+from rivals import ContinuousBatching, Generate
+from serving import CpuClock, Rates, engine, one_thread, prompts
+
+from rollwright.engine.base import Engine
+from rollwright.engine.config import EmbeddedConfig
+from rollwright.model.decoder import Decoder
+from rollwright.types import Ints, Sampling
+
+PROMPT = 200
+BATCHES = (1, 16, 64, 256)
+UNIT = "× tokens per CPU second"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is measured."""
+
+    sizes: tuple[Size, ...]
+    rounds: int
+    steps: int
+    """Tokens decoded for each row."""
+    requests: int
+    """Of the ragged case."""
+
+
+FULL = Scale(("0.9M", "5M"), rounds=7, steps=96, requests=128)
+QUICK = Scale(("0.9M",), rounds=3, steps=24, requests=48)
+
+
+async def decoding(served: Engine, ids: list[Ints], steps: int, name: str, clock: CpuClock) -> float:
+    """Tokens per second while all of `ids` decode together: from when the last prompt is computed until the
+    first request ends."""
+    sampling = Sampling(max_tokens=steps + 1, seed=1)
+    tasks = [
+        asyncio.create_task(served.generate(prompt, sampling, request=f"{name}/{i}"))
+        for i, prompt in enumerate(ids)
+    ]
+    sampled = (await served.health()).sampled_tokens
+    while True:
+        await asyncio.sleep(0)
+        health = await served.health()
+        if health.waiting == 0 and health.sampled_tokens - sampled >= len(ids):
+            break
+    began, before = clock.now(), health.sampled_tokens
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    seconds, after = clock.now() - began, (await served.health()).sampled_tokens
+    await asyncio.gather(*tasks)
+    return (after - before) / seconds
+
+
+@torch.inference_mode()
+def bare(loop: Loop, steps: int, rng: np.random.Generator, clock: CpuClock) -> float:
+    """Tokens per second of the bare loop."""
+    uniforms = torch.from_numpy(rng.random((steps, loop.batch, 1), np.float32))
+    began = clock.now()
+    loop.decode(PROMPT, steps, uniforms)
+    return steps * loop.batch / (clock.now() - began)
+
+
+async def batches(cases: Cases, size: Size, scale: Scale, clock: CpuClock) -> None:
+    """`floor/…` and `generate/…` of one model."""
+    ours, theirs = pair(size)
+    prefix = "" if size == "0.9M" else f"{size}/"
+    for batch in BATCHES:
+        rates = Rates()
+        with torch.inference_mode():
+            form = best(ours, batch, PROMPT, clock.now)
+            loop = Loop(ours, batch, PROMPT + scale.steps, form)
+            loop.ready(PROMPT, scale.steps)
+        rival = Generate(theirs, clock)
+        setting = rival.tune(batch, PROMPT)
+        print(f"{prefix}b{batch}: floor {form}, generate {setting}", file=sys.stderr, flush=True)
+        served = engine(ours, served_by(batch, PROMPT + scale.steps + 1))
+        await served.start()
+        rng = np.random.default_rng(batch)
+        for turn in range(scale.rounds + 1):
+            ids = prompts(rng, [PROMPT] * batch, ours.vocab)
+            found = {
+                "floor": bare(loop, scale.steps, rng, clock),
+                "ours": await decoding(served, ids, scale.steps, str(turn), clock),
+                "generate": rival.decode(ids, scale.steps),
+            }
+            if turn:  # the first warms up
+                for who, rate in found.items():
+                    rates.add(who, rate)
+        await served.close()
+        rates.compare(cases, f"{prefix}floor/b{batch}", "ours", "floor", UNIT)
+        rates.compare(cases, f"{prefix}generate/b{batch}", "ours", "generate", UNIT)
+
+
+def served_by(batch: int, length: int) -> EmbeddedConfig:
+    """The engine for `batch` requests of `length` tokens; prompts in as few steps as there can be."""
+    return EmbeddedConfig(
+        max_batch=batch,
+        kv_tokens=2 * batch * length,
+        prefill_tokens=max(512, batch * length),
+        row_tokens=max(16, 64 * math.ceil(length / 64)),
+    )
+
+
+async def ragged(cases: Cases, size: Size, scale: Scale, clock: CpuClock) -> None:
+    """`continuous-batching/b32` of one model."""
+    ours, theirs = pair(size)
+    rng, rates = np.random.default_rng(32), Rates()
+    served = engine(ours, EmbeddedConfig(max_batch=32, kv_tokens=2 * scale.requests * 600))
+    await served.start()
+    with ContinuousBatching(theirs, 32, clock) as rival:
+        for turn in range(scale.rounds + 1):
+            ids = prompts(rng, rng.integers(50, 401, scale.requests).tolist(), ours.vocab)
+            lengths: list[int] = rng.integers(16, 129, scale.requests).tolist()
+            rate, other = await whole(served, ids, lengths, str(turn), clock), rival.run(ids, lengths)
+            if turn:
+                rates.add("ours", rate)
+                rates.add("theirs", other)
+    await served.close()
+    prefix = "" if size == "0.9M" else f"{size}/"
+    rates.compare(cases, f"{prefix}continuous-batching/b32", "ours", "theirs", UNIT)
+
+
+async def whole(served: Engine, ids: list[Ints], lengths: list[int], name: str, clock: CpuClock) -> float:
+    """Tokens per second of requests from the first submitted to the last ended."""
+    began = clock.now()
+    await asyncio.gather(
+        *(
+            served.generate(prompt, Sampling(max_tokens=length), request=f"{name}/{i}")
+            for i, (prompt, length) in enumerate(zip(ids, lengths, strict=True))
+        )
+    )
+    return sum(lengths) / (clock.now() - began)
+
+
+async def measured(cases: Cases, scale: Scale) -> None:
+    """Every case."""
+    clock = CpuClock()
+    for size in scale.sizes:
+        await ragged(cases, size, scale, clock)
+        await batches(cases, size, scale, clock)
+
+
+def main() -> None:
+    """Run it."""
+    chosen = parser("the embedded engine against a bare loop and transformers").parse_args()
+    one_thread()
+    cases = Cases("engine")
+    asyncio.run(measured(cases, QUICK if chosen.quick else FULL))
+    cases.finish(chosen.keep)
+
+
+if __name__ == "__main__":
+    main()
