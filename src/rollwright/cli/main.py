@@ -53,11 +53,12 @@ def _options(
 
 
 def _register() -> None:
-    from rollwright.cli import assess, configuration, doctor, evaluate, plan, report, trace, train
+    from rollwright.cli import assess, configuration, doctor, evaluate, plan, report, serve, trace, train
 
     app.command("train")(train.train)
     app.command("assess")(assess.assess)
     app.command("eval")(evaluate.evaluate)
+    app.command("serve")(serve.serve)
     app.command("report")(report.report)
     app.command("trace")(trace.trace)
     app.command("config")(configuration.configuration)

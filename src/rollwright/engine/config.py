@@ -6,9 +6,10 @@ imports torch.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rollwright.clock import Clock
 from rollwright.engine.base import Engine
@@ -56,3 +57,48 @@ class EmbeddedConfig(PartConfig):
         from rollwright.engine.embedded.engine import EmbeddedEngine
 
         return EmbeddedEngine(model, self, version, clock, events, lease, vocabulary)
+
+
+class RemoteConfig(PartConfig):
+    """An engine that `rollwright serve` runs, in another process or on another machine."""
+
+    type: Literal["remote"] = "remote"
+    """Name of the implementation."""
+    address: Path | None = None
+    """File that the server wrote: its URLs, its tokens and its weights folder. Without it give `url`; the
+    tokens then come from ROLLWRIGHT_TOKEN and ROLLWRIGHT_CONTROL_TOKEN."""
+    url: str = ""
+    """Public port, for example `http://127.0.0.1:8000`."""
+    control_url: str = ""
+    """Control port; without one the engine takes no new weights."""
+    weights: Path | None = None
+    """Folder that this process and the server share, through which new weights go."""
+    silence: float = Field(30.0, gt=0)
+    """Seconds without a sign of life after which the server counts as hung."""
+    patience: float = Field(30.0, ge=0)
+    """Seconds to wait at the start for a server that isn't there yet."""
+
+    @model_validator(mode="after")
+    def _somewhere(self) -> RemoteConfig:
+        if (self.address is None) == (not self.url):
+            raise ValueError("engine.type = 'remote' takes either address (the server's file) or url")
+        return self
+
+    def build(
+        self,
+        model: Any,
+        version: PolicyVersion,
+        clock: Clock,
+        events: Sink,
+        lease: Lease | None = None,
+        vocabulary: Vocabulary | None = None,
+    ) -> Engine:
+        """The engine there; `model` and `version` are the server's own, until the first update.
+
+        Raises:
+            ConfigError: no address file, or no token.
+            MissingExtra: httpx is missing.
+        """
+        from rollwright.engine.remote.connect import connect
+
+        return connect(self, clock, events, lease)

@@ -1,0 +1,1 @@
+"""An engine behind HTTP: what `rollwright serve` runs; see `server`."""

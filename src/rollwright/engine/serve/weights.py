@@ -1,0 +1,129 @@
+"""Weights in a shared folder, named by the SHA-256 of their bytes.
+
+Role: how new weights reach an engine in another process: a digest travels, the bytes lie on a disk that both
+see. Neighbours: the client puts, the server gets; the folder may be a run's `blobs/weights`, because layout
+and format are those of its weights channel. Invariants: only a digest names a file, so nothing outside the
+folder can be named; what is read has that digest; loading executes nothing (safetensors).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rollwright.errors import MissingExtra, SchemaError, StoreError
+from rollwright.wire import SCHEMA
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_KEY = "rollwright"
+
+
+class WeightsFolder:
+    """Weights below `root`."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def put(self, state: Mapping[str, Any]) -> tuple[str, bool]:
+        """Store name → tensor; the digest, and whether it wasn't there before. What is no tensor travels as
+        an empty one, which no model takes: the engine refuses it by its name or shape.
+
+        Raises:
+            StoreError: the folder cannot be written.
+        """
+        data = encode(state)
+        digest = hashlib.sha256(data).hexdigest()
+        path = self._path(digest)
+        try:
+            if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == digest:
+                return digest, False
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+            try:
+                with draft.open("xb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                draft.replace(path)
+            finally:
+                draft.unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(f"cannot write weights into {self._root}: {error.strerror}") from error
+        return digest, True
+
+    def get(self, digest: str) -> Mapping[str, Any]:
+        """Name → tensor, on the CPU.
+
+        Raises:
+            StoreError: no digest, nothing of that digest here, or damaged.
+            SchemaError: not published weights.
+        """
+        path = self._path(digest)
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise StoreError(
+                f"no weights {digest[:12]}… in {self._root} ({error.strerror}): client and server must share "
+                "that folder"
+            ) from error
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise StoreError(f"{path} is damaged: it has another SHA-256 than its name; publish again")
+        return decode(data)
+
+    def drop(self, digest: str) -> None:
+        """Remove weights that nobody reads any more."""
+        self._path(digest).unlink(missing_ok=True)
+
+    def _path(self, digest: str) -> Path:
+        if not _DIGEST.fullmatch(digest):
+            raise StoreError(f"{digest!r} names no weights: expected 64 hex digits")
+        return self._root / digest[:2] / digest[2:]
+
+
+def encode(state: Mapping[str, Any]) -> bytes:
+    """Name → tensor as safetensors bytes, the same as `weights.codec` makes of it."""
+    torch, tensors = _torch(), {}
+    from safetensors.torch import save
+
+    seen: set[int] = set()
+    for name, value in state.items():
+        held = value.detach().cpu().contiguous() if isinstance(value, torch.Tensor) else torch.empty(0)
+        address = held.untyped_storage().data_ptr()
+        tensors[name] = held.clone() if address in seen else held
+        seen.add(address)
+    return save(tensors, metadata={_KEY: str(SCHEMA)})
+
+
+def decode(data: bytes) -> dict[str, Any]:
+    """What `encode` wrote.
+
+    Raises:
+        SchemaError: not safetensors, or not of this schema.
+    """
+    _torch()
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        tensors = load(data)
+        size = int.from_bytes(data[:8], "little")
+        written = json.loads(data[8 : 8 + size]).get("__metadata__", {}).get(_KEY)
+    except (SafetensorError, ValueError) as error:
+        raise SchemaError(f"not published weights: {error}") from error
+    if written != str(SCHEMA):
+        raise SchemaError(f"weights of schema {written}, expected {SCHEMA}: publish them with this version")
+    return dict(tensors)
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingExtra("weights of an engine in another process", "torch") from error
+    return torch
