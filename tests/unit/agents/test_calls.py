@@ -167,3 +167,56 @@ def test_what_is_rendered_is_read_back(arguments: dict[str, object]) -> None:
     (found,) = parsed(f"<call>{render(call, SPECS[0])}</call>").calls
     assert found.problem == ""
     assert (found.call.name, found.call.arguments) == ("sql", arguments)
+
+
+HERMES = ("<tool_call>", "</tool_call>")
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "arguments"),
+    [
+        ('<tool_call>\n{"name": "sql", "arguments": {"query": "1"}}\n</tool_call>', "sql", {"query": "1"}),
+        ('<tool_call>{"name": "sql", "arguments": "{\\"query\\": 1}"}</tool_call>', "sql", {"query": 1}),
+        ('<tool_call>{"name": "sql", "arguments": ""}</tool_call>', "sql", {}),
+        ('<tool_call>{"name": "sql"}</tool_call> <call>sql</call>', "sql", {}),
+    ],
+)
+def test_a_call_between_other_marks_is_one_object(text: str, name: str, arguments: object) -> None:
+    (found,) = parse(text, SPECS, rollout="g0/1.0", turn=2, marks=HERMES).calls
+    assert (found.problem, found.call.name, found.call.arguments) == ("", name, arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "cut", "problem"),
+    [
+        ("<tool_call>sql SELECT 1</tool_call>", False, "a JSON object with name and arguments"),
+        ('<tool_call>[{"name": "sql"}]</tool_call>', False, "a JSON object with name and arguments"),
+        ('<tool_call>{"arguments": {}}</tool_call>', False, "no tool name"),
+        ('<tool_call>{"name": "a b"}</tool_call>', False, "not a tool name"),
+        ('<tool_call>{"name": "sql", "arguments": [1]}</tool_call>', False, "must be a JSON object"),
+        ('<tool_call>{"name": "sql", "arguments": "[1]"}</tool_call>', False, "must be a JSON object"),
+        ('<tool_call>{"name": "sql", "arguments": "x"}</tool_call>', False, "must be a JSON object"),
+        ('<tool_call>{"name": "sql"}', False, "</tool_call> is missing"),
+        ('<tool_call>{"name": "sql"}', True, "cut at the token limit"),
+        ("<tool_c", True, "cut at the token limit"),
+        ("</tool_call>", False, "without <tool_call>"),
+    ],
+)
+def test_what_is_malformed_between_other_marks(text: str, cut: bool, problem: str) -> None:
+    (found,) = parse(text, SPECS, rollout="r", turn=0, cut=cut, marks=HERMES).calls
+    assert problem in found.problem
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.sampled_from(['<tool_call>{"name": "sql", "arguments": ', *HERMES, "}"]), st.text(max_size=8)
+        ),
+        max_size=8,
+    ).map("".join),
+    st.booleans(),
+)
+def test_nothing_between_other_marks_is_an_error(text: str, cut: bool) -> None:
+    found = parse(text, SPECS, rollout="r", turn=0, cut=cut, marks=HERMES)
+    assert decode(ParsedTurn, encode(found)) == found

@@ -114,6 +114,34 @@ def test_ordinary_content_gives_the_tokens_that_the_tokenizer_gives_the_whole_te
         assert ids == whole.encode(codec.decode(ids), add_special_tokens=False).ids, name
 
 
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_prompt_is_what_transformers_makes_of_it(name: str) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[hf]'")
+    from tokenizers import Tokenizer
+
+    template = TEMPLATES[name]
+    codec = template.codec
+    assert isinstance(codec, HfTokenizer)
+    special = {"bos_token": "<s>", "eos_token": "</s>"} if name == "MISTRAL" else styles.VARIABLES
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(codec.to_json()), **special
+    )
+    theirs.chat_template = getattr(styles, name).replace("strftime_now('%d %b %Y')", "'05 Mar 2026'")
+    messages = [
+        Message(role="system", content="  You look things up. "),
+        user("Where is  the <b>fox</b>?\n\n [12]"),
+    ]
+    function = {"name": "look", "description": "Looks.", "parameters": LOOK.parameters}
+    for tools in ([], [{"type": "function", "function": function}]):
+        given = theirs.apply_chat_template(
+            [{"role": message.role, "content": message.content} for message in messages],
+            tools=tools or None,
+            add_generation_prompt=True,
+            return_dict=True,
+        )
+        assert template.start(messages, [LOOK] if tools else ()).tolist() == given["input_ids"]
+
+
 TURNS = st.lists(
     st.tuples(
         st.lists(st.integers(0, byte_level().size + 5), max_size=8),

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollwright.agents.base import Session
+from rollwright.agents.base import Continuation, Draft, Session
 from rollwright.agents.config import AgentConfig
+from rollwright.agents.conversation import Appending
 from rollwright.agents.template import CONTROL, PieceTemplate
 from rollwright.agents.tool_agent import ToolAgent
 from rollwright.errors import ContextOverflow, EngineError, SandboxLost
@@ -125,6 +126,8 @@ async def run(
     limits: TaskLimits | None = None,
     seconds: float = 1000.0,
     events: ListSink | None = None,
+    template: PieceTemplate = TEMPLATE,
+    draft: Draft | None = None,
 ) -> tuple[Rollout, Engine]:
     clock, engine = FakeClock(), replies if isinstance(replies, Engine) else Engine(replies)
     limits = limits or TaskLimits(max_turns=6, max_tokens=400, turn_tokens=64)
@@ -142,13 +145,14 @@ async def run(
         engine=engine,  # type: ignore[arg-type]
         door=door or Door(),
         codec=CODEC,
-        template=TEMPLATE,
+        template=template,
         sandbox=sandbox,
         sampling=Sampling(temperature=0.7, seed=5),
         clock=clock,
         trace=TraceContext.new(),
         events=events or ListSink(),
         deadline=clock.now() + seconds,
+        draft=draft or Draft(),
     )
     agent = ToolAgent(AgentConfig(calls_per_turn=2, observation_characters=80))
     try:
@@ -343,3 +347,69 @@ async def test_a_completion_that_contradicts_itself_is_refused(fault: str) -> No
     bad = Completion(request="r", tokens=good.tokens, logprobs=logprobs, spans=spans, finish=Finish.STOP)
     with pytest.raises(EngineError, match="expected all three to agree"):
         await run([bad])
+
+
+class Rewriting(PieceTemplate):
+    """Keeps of each earlier turn only that it was there."""
+
+    def conversation(self) -> Appending:
+        return Shortening(self)
+
+
+class Shortening(Appending):
+    """Every turn gives a new prompt, shorter than what was said."""
+
+    def start(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> np.ndarray:
+        self.first = super().start(messages, tools)
+        self.turns = 0
+        return self.first
+
+    def observe(self, said: Sequence[int], contents: Sequence[str], *, closed: bool) -> Continuation:
+        self.turns += 1
+        told = super().observe(said, contents, closed=True).tokens
+        middle = np.array([65, END] * self.turns, dtype=np.int32)
+        return Continuation(np.concatenate([self.first, middle, told]), fork=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(TURNS)
+def test_a_rewritten_history_begins_a_new_row(turns: list[list[int]]) -> None:
+    """Each row holds exactly the turn that was sampled in it, and as sampled only there."""
+    replies = [completion(ids, seed=i) for i, ids in enumerate([*turns, *[[65, END]] * 6])]
+    rollout, engine = asyncio.run(run(replies, template=Rewriting(CODEC)))
+    assert len(rollout.rows) - len(rollout.turns) in (0, 1)
+    for number, (turn, prompt, said) in enumerate(
+        zip(rollout.turns, engine.prompts, engine.given, strict=True)
+    ):
+        row = rollout.rows[number]
+        assert (turn.row, turn.start, turn.end) == (number, len(prompt), len(row.tokens))
+        assert np.array_equal(row.tokens, [*prompt, *said.tokens])
+        assert np.array_equal(row.logprobs[row.sampled], said.logprobs)
+        assert (row.provenance[: turn.start] == Provenance.PROMPT).all()
+        at = [(each.version, each.start - turn.start, each.end - turn.start) for each in row.spans]
+        assert at == [(each.version, each.start, each.end) for each in said.spans if each.end > each.start]
+
+
+async def test_limits_count_the_row_that_grows() -> None:
+    """Four turns that would not fit into one row fit where each begins a new one; a prompt too long for any
+    row ends the rollout."""
+    long = completion([65] * 40 + [OPEN, *CODEC.encode("sql A"), CLOSE, END])
+    limits = TaskLimits(max_turns=4, max_tokens=75, turn_tokens=64)
+    rollout, _ = await run([long] * 4, limits=limits, template=Rewriting(CODEC))
+    assert (rollout.outcome, len(rollout.rows)) == (Outcome.MAX_TURNS, 4)
+    assert sum(len(row.tokens) for row in rollout.rows) > 75
+    limits = TaskLimits(max_turns=9, max_tokens=12, turn_tokens=64)
+    rollout, engine = await run([say("<call>sql A</call>")] * 9, limits=limits, template=Rewriting(CODEC))
+    assert rollout.outcome is Outcome.CONTEXT_FULL
+    assert len(engine.prompts) > 1 and all(len(prompt) < 12 for prompt in engine.prompts)
+
+
+async def test_a_rollout_that_breaks_off_keeps_its_rows() -> None:
+    async def fail() -> Completion:
+        raise EngineError("gone")
+
+    draft = Draft()
+    with pytest.raises(EngineError):
+        await run([say("<call>sql A</call>"), fail], template=Rewriting(CODEC), draft=draft)
+    assert [int(row.sampled.sum()) for row in draft.rows()] == [len(say("<call>sql A</call>").tokens), 0]
+    assert [turn.row for turn in draft.turns()] == [0]
