@@ -35,7 +35,8 @@ WHOLE = 16384
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _30, _27, _31, _40 = (np.uint64(bits) for bits in (30, 27, 31, 40))
-_LOWEST, _HIGHEST = np.float32(2**-25), np.float32(1 - 2**-22)
+_LOWEST, _HIGHEST = 2**-25, 1 - 2**-22
+"""Noise is kept off the ends: what lies before the first token or after the last has no probability."""
 
 
 def noise_key(seed: int, request: str) -> int:
@@ -119,14 +120,14 @@ def draw(
     Raises:
         EngineError: a row may draw nothing, or its logits are no numbers: the weights have diverged.
     """
-    u = np.minimum(np.maximum(noise, _LOWEST), _HIGHEST)
     if allowed is not None and len(allowed.rows):
         _check(allowed, logits.shape[1])
         logits = _masked(logits, allowed)
-    ids, chosen = _back(*_drawn(logits.float(), how, u))
-    if not (chosen > 0).all():  # also where it is not a number
+    ids, chosen = _drawn(logits.float(), how, noise)
+    drawn, logprobs = _back(ids, chosen.log())
+    if not logprobs.min(initial=0.0) > -np.inf:  # also where one is not a number
         raise EngineError("a sampled token's logprob is not finite: the weights have diverged")
-    return ids, np.log(chosen)
+    return drawn, logprobs
 
 
 def _check(allowed: Allowed, size: int) -> None:
@@ -140,15 +141,15 @@ def _check(allowed: Allowed, size: int) -> None:
         raise EngineError(f"row {row} may draw nothing: its constraint allows no token")
 
 
-def _back(ids: Tensor, chosen: Tensor) -> tuple[Ids, Floats32]:
-    """int64[n, 1] ids and float32[n, 1] probabilities as arrays, in one transfer."""
+def _back(ids: Tensor, logprobs: Tensor) -> tuple[Ids, Floats32]:
+    """int64[n, 1] ids and float32[n, 1] logprobs as arrays, in one transfer."""
     if ids.device.type == "cpu":
-        return ids.squeeze(1).numpy(), chosen.squeeze(1).numpy()
-    both = torch.cat((ids.int(), chosen.view(torch.int32)), 1).cpu().numpy()
+        return ids.squeeze(1).numpy(), logprobs.squeeze(1).numpy()
+    both = torch.cat((ids.int(), logprobs.view(torch.int32)), 1).cpu().numpy()
     return both[:, 0].astype(np.int64), both[:, 1].copy().view(np.float32)
 
 
-def _drawn(logits: Tensor, how: Narrowing, u: Floats32) -> tuple[Tensor, Tensor]:
+def _drawn(logits: Tensor, how: Narrowing, noise: Floats32) -> tuple[Tensor, Tensor]:
     """int64[n, 1] ids and float32[n, 1] probabilities of them."""
     device = logits.device
     if how.scale is not None:
@@ -164,7 +165,8 @@ def _drawn(logits: Tensor, how: Narrowing, u: Floats32) -> tuple[Tensor, Tensor]
     if len(how.floored):
         rows = torch.from_numpy(how.floored).to(device)
         _floor(p, rows, torch.from_numpy(how.min_p[how.floored]).to(device).unsqueeze(1))
-    ids = _inverse(p, torch.from_numpy(u).to(device).unsqueeze(1))
+    u = torch.from_numpy(noise).to(device).unsqueeze(1)
+    ids = _inverse(p, u.clamp(_LOWEST, _HIGHEST))
     if how.greedy is not None:
         greedy = torch.from_numpy(how.greedy).to(device).unsqueeze(1)
         ids = torch.where(greedy, logits.argmax(-1, keepdim=True), ids)
@@ -239,20 +241,22 @@ def _inverse(p: Tensor, u: Tensor) -> Tensor:
     if size <= WHOLE:
         ids = _first(p.cumsum(-1), u)
     else:
-        full = size // BLOCK
+        full, rest = divmod(size, BLOCK)
         sums = p[:, : full * BLOCK].view(n, full, BLOCK).sum(-1)
-        if size % BLOCK:
+        if rest:
             sums = torch.cat((sums, p[:, full * BLOCK :].sum(-1, keepdim=True)), 1)
-        sums = sums.cumsum(-1)
-        block = _first(sums, u)
-        before = torch.where(block > 0, sums.gather(1, (block - 1).clamp_(min=0)), 0.0)
-        start = block * BLOCK
-        at = start + torch.arange(BLOCK, device=p.device)
-        inside = torch.where(at < size, p.gather(1, at.clamp(max=size - 1)), 0.0).cumsum(-1)
-        total = inside[:, -1:]
+        before = torch.nn.functional.pad(sums, (1, 0)).cumsum(-1)  # each block, and after all of them
+        target = u * before[:, -1:]
+        block = (torch.searchsorted(before, target, right=True) - 1).clamp_(max=sums.shape[1] - 1)
+        at = block * BLOCK + torch.arange(BLOCK, device=p.device)
+        if rest:
+            inside = torch.where(at < size, p.gather(1, at.clamp(max=size - 1)), 0.0).cumsum(-1)
+        else:
+            inside = p.gather(1, at).cumsum(-1)
         # the block's sum and its running sum round differently: stay below what is really there
-        left = torch.minimum(u * sums[:, -1:] - before, torch.nextafter(total, torch.zeros_like(total)))
-        ids = (start + torch.searchsorted(inside, left, right=True)).clamp_(max=size - 1)
+        left = torch.minimum(target - before.gather(1, block), inside[:, -1:] * _HIGHEST)
+        ids = block * BLOCK + torch.searchsorted(inside, left, right=True)
+        ids = ids.clamp_(max=size - 1)
     if p.device.type != "cpu":  # a parallel running sum may rise where nothing was added
         ids = torch.where(p.gather(1, ids) > 0, ids, p.argmax(-1, keepdim=True))
     return ids
