@@ -77,19 +77,35 @@ def pool(config: EmbeddedConfig, values: int, *, requests: int, tail: int, cache
 
 
 def expected(config: EmbeddedConfig, values: int, traffic: Traffic, *, groups: int, requests: int) -> Pool:
-    """What the engine holds after `groups` groups of `traffic`, at most `requests` running at once: rows for
-    the longest tail (a cold prompt and its first turn, or an observation and the turn after it), and in the
-    cache every token but the last of each rollout, once what is common was counted once."""
-    later = traffic.observed + traffic.sampled + 1 if traffic.turns > 1 else 0
+    """The most that the engine comes to hold while `groups` groups of `traffic` run, at most `requests` at
+    once: rows for the longest tail, and in the cache every token but the last of each rollout, what is common
+    counted once, or as many as it may hold.
+
+    Exact once the cache is full. Before, up to a tail for each running request less is held, for what lies in
+    a row is not in the cache. A rollout whose history was evicted between two turns has a longer tail.
+    """
     own = traffic.length - traffic.prompt - 1
     cached = traffic.shared + groups * (traffic.prompt - traffic.shared) + groups * traffic.group * own
     return pool(
         config,
         values,
         requests=min(requests, groups * traffic.group),
-        tail=max(traffic.prompt + traffic.sampled, later),
+        tail=longest_tail(config, traffic),
         cached=cached,
     )
+
+
+def longest_tail(config: EmbeddedConfig, traffic: Traffic) -> int:
+    """Tokens of the longest tail, at most `row_tokens`. The first turn computes the whole prompt in its row.
+    A later one takes what only it goes on from back into its row, up to half of it, and leaves in the cache
+    what others read: a group's prompt, the beginning common to all."""
+    longest = traffic.prompt + traffic.sampled - 1
+    left = traffic.prompt - 1 if traffic.group > 1 else traffic.shared
+    for turn in range(1, traffic.turns):
+        before = traffic.prompt + turn * traffic.sampled + (turn - 1) * traffic.observed - 1
+        back = before - left if before - left <= config.row_tokens // 2 else 0
+        longest = max(longest, back + traffic.observed + traffic.sampled)
+    return min(longest, config.row_tokens)
 
 
 def fitting(
