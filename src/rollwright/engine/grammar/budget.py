@@ -56,7 +56,7 @@ class Budget:
             return
         way = self._ahead(parser, table)
         slack = self._left - self._reserve - len(way)
-        if self._given_up or slack < 0 or (way and not bits.has(mask, way[0])):
+        if self._given_up or slack < 0:
             self._given_up = True
             return
         if slack > self._growth + _ROOM:  # whatever comes now, the word can still be ended
@@ -68,8 +68,9 @@ class Budget:
         """A way to a whole word from where `parser` stands: the last one where it still leads there."""
         if not self._fresh:
             holds = parser.validate_tokens([*self._way, table.end]) == len(self._way) + 1
-            if not holds or self._left - self._reserve - len(self._way) < _ROOM:
-                found = self._closing.find(parser, self._left)
+            room = self._left - self._reserve
+            if not holds or room - len(self._way) < _ROOM:
+                found = self._closing.find(parser, room, thorough=not holds)
                 self._given_up = found is None and not holds
                 self._way = self._way if found is None else found
             self._fresh = True
@@ -77,7 +78,7 @@ class Budget:
 
     def _near(self, mask: Bits, parser: LLMatcher, table: Table, stops: Bits, slack: int) -> None:
         sure = stops & mask
-        if self._way:
+        if self._way and bits.has(mask, self._way[0]):
             sure[self._way[0] // bits.WORD] |= 1 << (self._way[0] % bits.WORD)
         if slack > 0:
             open = bits.tokens(mask & ~sure, table.size)
@@ -88,10 +89,12 @@ class Budget:
             for token in open:
                 if self._in_time(parser, token):
                     sure[token // bits.WORD] |= 1 << (token % bits.WORD)
-        mask &= sure
+        if sure.any():
+            mask &= sure
+        # else the parser forces a text and leaves only one of its spellings, which is none of the way
 
     def _in_time(self, parser: LLMatcher, token: int) -> bool:
         """Whether a way to a whole word was found after `token`."""
         after = parser.deep_copy()
         limit = self._left - 1 - self._reserve
-        return after.consume_token(token) and self._closing.find(after, limit) is not None
+        return after.consume_token(token) and self._closing.find(after, limit, thorough=False) is not None

@@ -27,6 +27,10 @@ _LAST = b"\\, \t\r\n"
 _CONTENT = frozenset((string.ascii_letters + string.digits).encode())
 
 
+_FEW = 16
+"""Most choices of which each is looked at."""
+
+
 class Closing:
     """Finds ends in words over one vocabulary."""
 
@@ -45,31 +49,51 @@ class Closing:
         self._buffer = bits.empty(table.size + 1)
         self._at = self._buffer.ctypes.data
 
-    def find(self, parser: LLMatcher, limit: int) -> list[int] | None:
-        """At most `limit` tokens that make the word whole; None where the walk found no such way. `parser`
-        stays where it is."""
+    def find(self, parser: LLMatcher, limit: int, thorough: bool = True) -> list[int] | None:
+        """At most `limit` tokens that make the word whole; None where no such way was found. `parser` stays
+        where it is. `thorough` looks, where the first way is too long, where each choice on it leads."""
+        found = self._walk(parser, limit, ahead=False)
+        return self._walk(parser, limit, ahead=True) if found is None and thorough else found
+
+    def _walk(self, parser: LLMatcher, limit: int, ahead: bool) -> list[int] | None:
+        """As `find`; `ahead` looks where each of a few choices leads before it takes the shortest."""
         parser = parser.deep_copy()
         found: list[int] = []
         seen: dict[bytes, int] = {}
         while not parser.is_accepting():
             if parser.is_error() or len(found) >= limit:
                 return None
-            chosen = self._table.spelled(parser.compute_ff_bytes()) or self._choose(parser, seen)
+            chosen = self._table.spelled(parser.compute_ff_bytes())
+            if not chosen:
+                choices = self._choices(parser, seen)
+                if ahead and 1 < len(choices) <= _FEW:
+                    choices = self._best(parser, choices, limit - len(found))
+                chosen = choices[:1]
             if not chosen or not parser.consume_tokens(chosen):
                 return None
             found += chosen
         return found if len(found) <= limit else None
 
-    def _choose(self, parser: LLMatcher, seen: dict[bytes, int]) -> list[int]:
-        """One token for where `parser` stands; none where nothing is allowed."""
+    def _best(self, parser: LLMatcher, choices: list[int], limit: int) -> list[int]:
+        """That of a few choices after which a plain walk is shortest; all of them where none ends."""
+        best, least = choices, limit
+        for token in choices:
+            after = parser.deep_copy()
+            rest = self._walk(after, least - 1, ahead=False) if after.consume_token(token) else None
+            if rest is not None and len(rest) < least:
+                best, least = [token], len(rest)
+        return best
+
+    def _choices(self, parser: LLMatcher, seen: dict[bytes, int]) -> list[int]:
+        """Tokens for where `parser` stands, the one to try first in front; none where nothing is allowed."""
         parser.unsafe_compute_mask_ptr(self._at, self._buffer.nbytes)
         open = (self._buffer[self._word] >> self._shift) & np.uint32(1)
         places = np.flatnonzero(open)
         if not len(places):
-            free = bits.tokens(self._buffer, self._table.size)
-            return free[:1]
+            return bits.tokens(self._buffer, self._table.size)[:1]
         if self._quote >= 0 and open[self._quote] and open[self._content].all():
             return [int(self._ids[self._quote])]  # inside a string: brackets are content there
         key = open.tobytes()
-        turn = seen[key] = seen.get(key, -1) + 1
-        return [int(self._ids[places[turn % len(places)]])]
+        turn = seen[key] = (seen.get(key, -1) + 1) % len(places)
+        ids: list[int] = self._ids[places].tolist()
+        return ids[turn:] + ids[:turn]

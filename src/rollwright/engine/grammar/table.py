@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _NOT_INNOCENT = frozenset(b'{}[]",:')
 _OPENERS = (b"{", b"[", b",", b":")
+_REMEMBERED = 4096
 _END = b"\x00end"
 
 
@@ -58,6 +59,7 @@ class Table:
                 shortest[piece[0]] = piece
         self.starts = {first: self._id[piece] for first, piece in shortest.items()}
         """For each first byte the shortest token that begins with it."""
+        self._spelled: dict[bytes, list[int]] = {}
         self.library = self._tokenizer()
 
     def _tokenizer(self) -> LLTokenizer:
@@ -69,17 +71,23 @@ class Table:
 
     def spelled(self, data: bytes) -> list[int]:
         """Ids whose pieces join to `data`, greedy longest match; it ends early where no token fits."""
+        found = self._spelled.get(data)
+        if found is None:
+            if len(self._spelled) >= _REMEMBERED:
+                self._spelled.clear()
+            found = self._spelled[data] = self._match(data)
+        return found
+
+    def _match(self, data: bytes) -> list[int]:
         found: list[int] = []
         at = 0
         while at < len(data):
-            for size in range(min(self._longest[data[at]], len(data) - at), 0, -1):
-                id = self._id.get(data[at : at + size])
-                if id is not None:
-                    found.append(id)
-                    at += size
-                    break
-            else:
+            sizes = range(min(self._longest[data[at]], len(data) - at), 0, -1)
+            id = next((id for size in sizes if (id := self._id.get(data[at : at + size])) is not None), None)
+            if id is None:
                 break
+            found.append(id)
+            at += len(self.pieces[id])
         return found
 
     def beginning(self, prefix: bytes) -> npt.NDArray[np.int64]:
