@@ -67,12 +67,14 @@ LEAN = tuple(name for name in FAMILIES if re.match("(llama|mistral|qwen2|qwen3)(
 
 
 def tiny(name: str, seed: int = 0, **settings: Any) -> Any:
-    """A model of that family whose every weight, biases and norms too, is random."""
+    """A model of that family whose every weight, biases and norms too, is random; the same for a seed."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     kind = name.split(",")[0].split(" ")[0]
     config = AutoConfig.for_model(kind, **{**COMMON, **FAMILIES[name], **settings})
-    lm = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        lm = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in lm.parameters():
