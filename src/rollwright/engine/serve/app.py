@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -25,6 +26,8 @@ BEAT_SECONDS = 5.0
 """A silent stream says this often that it lives."""
 BODY_SECONDS = 30.0
 """How long a client may take to send its request."""
+PAST = 8
+"""How many times the limit is read past, at most."""
 JSON = "application/json"
 
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
@@ -94,6 +97,8 @@ class App:
             handler = self._route(scope)
             body = await self._body(scope, receive)
         except RollwrightError as error:
+            if getattr(error, "status", None) == 413:
+                await self._discard(receive)
             await writer.failed(error)
             return
         work: asyncio.Future[None] = asyncio.ensure_future(self._answer(handler, body, writer))
@@ -141,6 +146,17 @@ class App:
                 408, f"the body of {scope['path']} did not come within {BODY_SECONDS:g} s"
             ) from error
         return b"".join(parts)
+
+    async def _discard(self, receive: Receive) -> None:
+        """Read past a body that is too large, within bounds: a client that is cut off while it sends would
+        not read why."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(BODY_SECONDS):
+                size, more = 0, True
+                while more and size <= PAST * self._limit:
+                    message = await receive()
+                    size += len(message.get("body", b""))
+                    more = message["type"] == "http.request" and message.get("more_body", False)
 
     def _too_large(self) -> Refused:
         return Refused(413, f"a request of more than {self._limit:,} bytes is not read")

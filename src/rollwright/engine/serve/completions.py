@@ -9,7 +9,7 @@ a field that isn't known is refused. Not covered: `suffix`, `echo`, `best_of`, p
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,8 +131,13 @@ class Completions:
         name = request.request_id or f"cmpl-{secrets.token_hex(8)}"
         lines = self._lines(request, name)
         async with self._desk.job(lines, stream=request.stream, priority=request.priority) as job:
-            answer = _Answer(request, self._model, self._control, name, int(self._clock.wall()), job)
+            created = int(self._clock.wall())
+            answer = _Answer(request, self._model, self._control, name, created, job, self._leave)
             yield Events(answer.events()) if request.stream else Plain(await answer.whole())
+
+    async def _leave(self, name: str) -> None:
+        """One completion is done before the engine knows: its text ended."""
+        await self._desk.abort([name], None)
 
     def _lines(self, request: CompletionRequest, name: str) -> list[Line]:
         sampling = SamplingParams(
@@ -177,7 +182,9 @@ class _Answer:
         name: str,
         created: int,
         job: Answers,
+        leave: Callable[[str], Awaitable[None]],
     ) -> None:
+        self._leave, self._over = leave, set[int]()
         self._request, self._model, self._name, self._created, self._job = request, model, name, created, job
         self._texts = [
             TextStream(model.vocabulary.pieces, control, request.stops) for _ in range(len(job.names))
@@ -195,7 +202,13 @@ class _Answer:
     async def events(self) -> AsyncIterator[bytes]:
         """Piece by piece; a piece without text or end is left out, unless its ids are wanted."""
         while choice := await self._job.next():
+            if choice.index in self._over:
+                continue
             told = self._choice(choice)
+            if told.finish_reason is not None:
+                self._over.add(choice.index)
+                if choice.finish_reason is None:
+                    await self._leave(choice.request_id)
             if told.text or told.finish_reason or self._request.return_token_ids:
                 yield msgspec.json.encode(self._record([told]))
         options = self._request.stream_options
@@ -207,6 +220,8 @@ class _Answer:
         said = text.push(choice.token_ids)
         if choice.finish_reason is not None:
             said += text.end()
+        # a stop string over bytes that are no text, or over a hidden token, is seen here only
+        finish = Finish.STOP if text.stopped else choice.finish_reason
         self._made += len(choice.token_ids)
         logprobs = None
         if request.logprobs is not None:
@@ -218,7 +233,7 @@ class _Answer:
         return TextChoice(
             index=choice.index,
             text=said,
-            finish_reason=choice.finish_reason,
+            finish_reason=finish,
             logprobs=logprobs,
             token_ids=choice.token_ids if request.return_token_ids else None,
         )
