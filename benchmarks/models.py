@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from rollwright.model.config import ModelConfig
-from rollwright.model.decoder import Decoder
+from rollwright.model.decoder import Decoder, Variant
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
@@ -28,14 +28,14 @@ def decoder(size: Size, seed: int = 0, context: int | None = None) -> Decoder:
     config = CONFIGS[size]
     if context is not None:
         config = config.model_copy(update={"context": context})
-    made = Decoder(config, VOCAB[size])
+    made = Decoder(config, VOCAB[size], Variant(single=True))
     made.initialise(torch.Generator().manual_seed(seed))
     return made.eval().requires_grad_(False)
 
 
 def pair(size: Size, seed: int = 0, context: int | None = None) -> tuple[Decoder, LlamaForCausalLM]:
-    """The same random weights as our decoder and as transformers' Llama; logits agree to 1e-5 over some
-    hundred tokens (transformers rounds rotary angles to float32, we do not).
+    """The same random weights as our decoder and as transformers' Llama; logits agree to 1e-5
+    over some thousand tokens.
 
     Needs the extra `hf`. `context` is the longest row in tokens, 4,096 unless told.
     """

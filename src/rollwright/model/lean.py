@@ -15,6 +15,7 @@ import msgspec
 import torch
 from msgspec import UNSET, Struct, UnsetType
 from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from rollwright.errors import ConfigError
@@ -71,12 +72,14 @@ def load(folder: Path, device: torch.device | str = "cpu") -> Decoder | None:
     it needs.
 
     Raises:
-        ConfigError: no weights there, or they don't fit `config.json`.
+        ConfigError: a damaged file, no weights there, or they don't fit `config.json`.
     """
     try:
         card = msgspec.json.decode((folder / "config.json").read_bytes(), type=_Card)
     except msgspec.ValidationError:
         return None  # another family, or one that leaves something to defaults
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{folder / 'config.json'} is damaged: {error}") from error
     variant = _variant(card)
     if variant is None:
         return None
@@ -97,7 +100,10 @@ def load(folder: Path, device: torch.device | str = "cpu") -> Decoder | None:
     except ValidationError:
         return None
     decoder = Decoder(config, card.vocab_size, variant)
-    _Weights(folder).fill(decoder)
+    try:
+        _Weights(folder).fill(decoder)
+    except (msgspec.DecodeError, SafetensorError) as error:
+        raise ConfigError(f"the weights in {folder} are damaged: {error}") from error
     return decoder.to(device).eval()
 
 
@@ -180,8 +186,6 @@ class _Weights:
     """A folder's tensors by name, read when asked for; every one of them has to be asked for."""
 
     def __init__(self, folder: Path) -> None:
-        from safetensors import safe_open
-
         self.folder = folder
         index = folder / "model.safetensors.index.json"
         names = {"model.safetensors"}

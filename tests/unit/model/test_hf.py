@@ -202,6 +202,17 @@ def test_folders_that_are_none_are_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["llama", "olmo2"])
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors", "model.safetensors.index.json"])
+def test_damaged_files_are_refused(name: str, file: str, tmp_path: Path) -> None:
+    saved(tiny(name), tmp_path)
+    (tmp_path / file).write_bytes(b'{"model_type": "llama", ')
+    if file.endswith("index.json") and name == "olmo2":
+        (tmp_path / "model.safetensors").unlink()  # else transformers takes it and asks no index
+    with pytest.raises(ConfigError, match=str(tmp_path)):
+        load(tmp_path)
+
+
 def test_half_precision_takes_the_models_own_code(tmp_path: Path) -> None:
     lm, each = tiny("llama"), rows(LENGTHS)
     model = load(saved(lm, tmp_path), dtype=torch.bfloat16)
