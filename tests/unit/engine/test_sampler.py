@@ -1,5 +1,7 @@
 """Tokens come from the distribution asked for, and the logprob says how likely they really were."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -230,8 +232,10 @@ def test_greedy_takes_the_most_likely_with_its_logprob_at_temperature_1() -> Non
     ids, logprobs = draw(rows, how, keyed_noise(50), Allowed(np.arange(50), bits(np.tile(only, (50, 1)))))
     assert set(ids.tolist()) == {1}
     assert np.allclose(logprobs, np.log(target(LOGITS, allowed=only)[1]), atol=1e-6)
-    close = torch.tensor([[1e-3, 1e-3 + 1e-9]])  # equal as probabilities
-    assert draw(close, narrowing(1, 0.0), keyed_noise(1))[0][0] == 1
+    close = torch.tensor([[1e-3, 1e-3 + 1e-9]] * 2)  # equal as probabilities
+    for other in (0.0, 1.0):
+        how = replace(narrowing(2), temperature=np.array([0.0, other], np.float32))
+        assert draw(close, how, keyed_noise(2))[0][0] == 1
 
 
 def test_a_temperature_near_0_is_greedy_and_finite() -> None:
