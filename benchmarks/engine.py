@@ -1,4 +1,4 @@
-"""How fast the embedded engine decodes: against a bare loop, `generate`, and transformers' continuous batching.
+"""How fast the embedded engine decodes: against a bare loop, `generate`, and continuous batching.
 
 Models of 0.9 M and 5 M parameters with random weights, one thread, tokens per CPU second, contenders
 interleaved round by round; a ratio is the median of the rounds', its spread from the least to the greatest.
@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,7 +29,6 @@ from serving import CpuClock, Rates, engine, one_thread, prompts
 
 from rollwright.engine.base import Engine
 from rollwright.engine.config import EmbeddedConfig
-from rollwright.model.decoder import Decoder
 from rollwright.types import Ints, Sampling
 
 PROMPT = 200

@@ -16,6 +16,7 @@ import numpy as np
 from harness import Cases
 
 from rollwright.clock import SystemClock
+from rollwright.engine.base import Engine
 from rollwright.engine.config import EmbeddedConfig
 from rollwright.events import NullSink
 from rollwright.model.decoder import Decoder
@@ -47,7 +48,7 @@ def prompts(rng: np.random.Generator, lengths: Sequence[int], vocab: int) -> lis
     return [rng.integers(0, vocab, length, dtype=np.int32) for length in lengths]
 
 
-def engine(decoder: Decoder, config: EmbeddedConfig):  # type: ignore[no-untyped-def]  # noqa: ANN201
+def engine(decoder: Decoder, config: EmbeddedConfig) -> Engine:
     """Our engine; `start` and `close` are the caller's."""
     return config.build(decoder, VERSION, SystemClock(), NullSink())
 
@@ -62,8 +63,8 @@ class Rates:
         """One round's rate."""
         self.found.setdefault(who, []).append(rate)
 
-    def compare(self, cases: Cases, case: str, ours: str, theirs: str, unit: str) -> None:
-        """Add the median of the rounds' ratios ours / theirs; its spread is from the least to the greatest."""
+    def compare(self, cases: Cases, case: str, ours: str, theirs: str, unit: str) -> float:
+        """Add and give the median of the rounds' ratios ours / theirs; the spread is least to greatest."""
         a, b = self.found[ours], self.found[theirs]
         ratios = [x / y for x, y in zip(a, b, strict=True)]
         cases.add(
@@ -75,3 +76,4 @@ class Rates:
             high=max(ratios),
             unit=unit,
         )
+        return statistics.median(ratios)
