@@ -35,6 +35,7 @@ WHOLE = 16384
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _30, _27, _31, _40 = (np.uint64(bits) for bits in (30, 27, 31, 40))
+_NONE = np.empty(0, np.int64)
 _LOWEST, _HIGHEST = 2**-25, 1 - 2**-22
 """Noise is kept off the ends: what lies before the first token or after the last has no probability."""
 
@@ -70,23 +71,27 @@ class Narrowing:
     @cached_property
     def greedy(self) -> npt.NDArray[np.bool_] | None:
         """bool[n] rows that take the most likely token; None where there are none."""
-        found = self.temperature == 0
-        return found if found.any() else None
+        return None if self.temperature.min() > 0 else self.temperature == 0
 
     @cached_property
     def scale(self) -> Floats32 | None:
         """float32[n] what logits are divided by; None where that is 1 everywhere."""
-        scale: Floats32 = np.where(self.temperature == 0, np.float32(1), self.temperature)
-        return scale if (scale != 1).any() else None
+        if self.temperature.min() == 1 == self.temperature.max():
+            return None
+        return np.where(self.temperature == 0, np.float32(1), self.temperature)
 
     @cached_property
     def ranked(self) -> Ids:
         """int64[m] rows with a top-k or top-p."""
+        if self.top_p.min() == 1 and not self.top_k.any():  # as most steps: a few operations less
+            return _NONE
         return np.flatnonzero(((self.top_k > 0) | (self.top_p < 1)) & (self.temperature != 0))
 
     @cached_property
     def floored(self) -> Ids:
         """int64[m] rows with a min-p."""
+        if not self.min_p.any():
+            return _NONE
         return np.flatnonzero((self.min_p > 0) & (self.temperature != 0))
 
 
@@ -110,7 +115,7 @@ def draw(
 
     Args:
         logits: float[n, V] on any device; left as they are.
-        how: n rows.
+        how: n ≥ 1 rows.
         noise: float32[n] uniforms in [0, 1).
         allowed: without it, every row may draw every token.
 
