@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ from rollwright.types import (
 from rollwright.view.report import write_report
 from rollwright.view.trace import Tracer
 
-GROUPS, SIZE = 6, 4
+GROUPS, SIZE = 4, 4
 VERSION = PolicyVersion(run="run")
 
 
@@ -111,8 +111,9 @@ def speaking(template: ChatTemplate, seed: int) -> Any:
     return script
 
 
+@asynccontextmanager
 async def groups(tmp_path: Path, template: ChatTemplate, archive: SqliteArchive) -> AsyncIterator[Any]:
-    """(engine, store) once all groups are in the queue."""
+    """(engine, store), once all groups are in the queue."""
     clock = SystemClock()
     limits = LimitsConfig(max_tokens=2000, turn_tokens=200, max_turns=5)
     engine = Recording(ScriptedEngine(speaking(template, 3), version=VERSION))
@@ -192,7 +193,7 @@ async def test_rollouts_in_several_rows_are_trained_and_shown(tmp_path: Path) ->
     assert verdict.mode is Mode.REWRITES
     folder = create(load([], [f"folder={str(tmp_path)!r}"]))
     archive = until_end(SqliteArchive(folder.rollouts))
-    async for engine, store in groups(folder.path, template, archive):
+    async with groups(folder.path, template, archive) as (engine, store):
         found = [queued.group for queued in store.read(0, GROUPS)]
         rollouts = {m.rollout.identity.rollout: m.rollout for group in found for m in group.members}
         for name, rollout in rollouts.items():
@@ -213,9 +214,10 @@ async def test_rollouts_in_several_rows_are_trained_and_shown(tmp_path: Path) ->
 
         trained(folder, archive, store, found, template.codec.size)
         archive.flush()
+        with Tracer(folder) as tracer:
+            seen_all = {name: tracer.trace(name).rollout for name in rollouts}
         for name, rollout in rollouts.items():
-            with Tracer(folder) as tracer:
-                seen = tracer.trace(name).rollout
+            seen = seen_all[name]
             assert seen is not None
             assert [sample.id for sample in seen.samples] == [f"{name}#{i}" for i in range(len(rollout.rows))]
             assert [s.tokens for s in seen.samples] == [int(row.sampled.sum()) for row in rollout.rows]
@@ -228,7 +230,7 @@ async def test_rollouts_in_several_rows_are_trained_and_shown(tmp_path: Path) ->
 async def test_a_template_that_keeps_its_history_makes_one_row(tmp_path: Path) -> None:
     template, _ = probed(styles.chat(styles.THINKING))
     archive = until_end(SqliteArchive(tmp_path / "rollouts.db"))
-    async for engine, store in groups(tmp_path, template, archive):
+    async with groups(tmp_path, template, archive) as (engine, store):
         for queued in store.read(0, GROUPS):
             for member in queued.group.members:
                 assert len(member.rollout.rows) == 1
