@@ -12,16 +12,18 @@ writes there.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
 
 from rollwright.agents.base import Codec, Continuation, Conversation
 from rollwright.agents.chat_jinja import JinjaChat, TemplateRefusal
-from rollwright.agents.content import STAND_IN, Breaker, barrier_for, escaped, strings
+from rollwright.agents.content import STAND_IN, Breaker, barrier_for, enclosed, escaped, strings
 from rollwright.agents.conversation import Appending, injected
 from rollwright.errors import ConfigError
 from rollwright.types import Ints, Message, ToolSpec
@@ -260,17 +262,29 @@ class ChatTemplate:
         """The first way to tell what a tool said that the template takes and shows."""
         for habit in (Habit("tool", False), Habit("tool", True), Habit("user", False)):
             calls = 2 if habit.structured else 0
-            told = [Said(habit.role, f"{ANCHOR}{i}") for i in range(2)]
+            told = [Said(habit.role, ANCHOR + ANCHOR * i) for i in range(2)]
             assistant = Said("assistant", "Hm.", calls=calls)
             if habit.role == "user":
                 told = told[:1]
             try:
-                text = self.render([Said("user", "Hi."), assistant, *told], (), prompt=True).text
+                text = self.render([Said("user", ANCHOR), assistant, *told], (), prompt=True).text
             except TemplateRefusal:
                 continue
             if all(each.content in text for each in told):
+                self._check_enclosed(text)
                 return habit
         raise ConfigError("this chat template takes no message after the assistant's first: no second turn")
+
+    def _check_enclosed(self, text: str) -> None:
+        """Refuse a template that writes the beginning of a control name before a content and its end behind
+        it: content could complete the name."""
+        parts = re.split(f"(?:{ANCHOR})+", text)
+        for before, after in pairwise(parts):
+            if name := enclosed(self.codec.controls, before, after):
+                raise ConfigError(
+                    f"this chat template writes content between {before[-8:]!r} and {after[:8]!r}, where it "
+                    f"could complete the control token {name}: it is not supported"
+                )
 
 
 _CALL: Mapping[str, Any] = {"name": "tool", "arguments": {}}

@@ -63,6 +63,16 @@ class Breaker:
         return value
 
 
+def enclosed(names: Iterable[str], before: str, after: str) -> str:
+    """A name that content between `before` and `after` could be the middle of; "" where there is none."""
+    for name in names:
+        for cut in range(1, len(name) - 1):
+            ends = (name[end:] for end in range(cut + 1, len(name)))
+            if before.endswith(name[:cut]) and any(after.startswith(end) for end in ends):
+                return name
+    return ""
+
+
 def strings(value: Any) -> Iterable[str]:
     """Every string in a JSON value."""
     match value:

@@ -255,6 +255,12 @@ def test_the_stop_token_is_what_the_template_writes_and_others_by_name() -> None
         ("{{ ''.__class__.__mro__ }}", TemplateRefusal, "SecurityError|unsafe"),
         ("{% set x = cycler.__init__.__globals__ %}{{ x.os }}", TemplateRefusal, "unsafe|SecurityError"),
         (
+            "{% for m in messages %}{% if m.role == 'assistant' %}{{ m.content }}<|im_end|>{% else %}"
+            "<|{{ m.content }}|>{% endif %}{% endfor %}",
+            ConfigError,
+            "could complete the control token <|",
+        ),
+        (
             "{% for m in messages %}{% if m.role == 'user' %}u{% elif messages | length < 3 %}"
             "{{ m.content }}<|im_end|>{% endif %}{% endfor %}",
             ConfigError,
