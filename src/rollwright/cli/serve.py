@@ -55,7 +55,7 @@ def serve(
 ) -> None:
     """Serve the newest checkpoint of a run, or a model: tokens, text, scores, metrics; weights and pause
     on a port of their own. Ctrl-C lets what is under way end, then stops; a second one stops at once."""
-    from rollwright.engine.serve.server import LOOPBACK, Ports
+    from rollwright.engine.serve.server import LOOPBACK, Ports, free
     from rollwright.errors import ConfigError
 
     if (run is None) == (fresh is None):
@@ -67,6 +67,7 @@ def serve(
         control_host=control_host or LOOPBACK,
         control_port=control_port,
     )
+    free(ports)
     policy = _policy(run, fresh, list(overrides or []))
     where = address or (run or Path()) / "serve.json"
     raise typer.Exit(asyncio.run(_serve(policy, keys, ports, where, weights or policy.weights, drain)))

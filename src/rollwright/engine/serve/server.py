@@ -129,6 +129,16 @@ class Server:
         )
 
 
+def free(ports: Ports) -> None:
+    """Whether both can be listened on, asked before anything that takes long.
+
+    Raises:
+        ConfigError: a port is taken, or an address isn't this machine's.
+    """
+    _listen(ports.host, ports.port, "--port").close()
+    _listen(ports.control_host, ports.control_port, "--control-port").close()
+
+
 def loopback(host: str) -> bool:
     """Whether only this machine can reach `host`.
 
