@@ -48,7 +48,7 @@ def kv(
     prompt: Annotated[int | None, typer.Option(help="Tokens of the first prompt.")] = None,
     shared: Annotated[int, typer.Option(help="Of these, common to all rollouts.")] = 0,
     turns: Annotated[int, typer.Option(help="Turns of a rollout.")] = 1,
-    sampled: Annotated[int, typer.Option(help="Tokens sampled in a turn.")] = 256,
+    sampled: Annotated[int | None, typer.Option(help="Tokens sampled in a turn; 256.")] = None,
     observed: Annotated[int, typer.Option(help="Tokens a tool adds between turns.")] = 0,
     group: Annotated[int, typer.Option(help="Rollouts of one prompt.")] = 1,
     from_run: Annotated[Path | None, typer.Option(help="Run folder to learn the traffic from.")] = None,
@@ -74,9 +74,11 @@ def kv(
         raise ConfigError("--from-run and --prompt: the traffic is either learned or given, not both")
     traffic = _learned(from_run, group if group > 1 else None) if from_run is not None else None
     if prompt is not None:
-        traffic = Traffic(prompt, shared, turns, sampled, observed, group)
-    elif traffic is None and (shared, turns, observed, group) != (0, 1, 0, 1):
-        raise ConfigError("--shared, --turns, --observed and --group need --prompt, or --from-run")
+        traffic = Traffic(prompt, shared, turns, 256 if sampled is None else sampled, observed, group)
+    elif (shared, turns, sampled, observed) != (0, 1, None, 0):
+        raise ConfigError("--shared, --turns, --sampled and --observed belong to --prompt, which is missing")
+    elif traffic is None and group != 1:
+        raise ConfigError("--group needs --prompt, or --from-run")
     demand = Demand(
         context=context,
         concurrency=concurrency,

@@ -232,6 +232,13 @@ def test_every_built_in_card_has_a_context_and_weights(name: str) -> None:
         ("{", "no config.json"),
         ("[]", "no config.json"),
         ('{"num_hidden_layers": "3"}', "no config.json"),
+        ('{"text_config": ' * 5000, "no config.json"),
+        ('{"num_hidden_layers": 1000000000}', "no model has more"),
+        ('{"num_hidden_layers": 2, "num_attention_heads": 9, "hidden_size": 8}', "nothing is left"),
+        (
+            '{"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": -4, "hidden_size": 8}',
+            "'num_key_value_heads' is -4",
+        ),
         ("{}", "'num_hidden_layers' is missing"),
         ('{"num_hidden_layers": 2}', "'num_attention_heads' is missing"),
         ('{"num_hidden_layers": 2, "num_attention_heads": 4}', "'hidden_size' is missing"),

@@ -34,6 +34,7 @@ PATTERN = {"*": "attention", "M": "mamba", "-": "mlp", "E": "moe"}
 """Letters of `hybrid_override_pattern`."""
 TIED = ("gemma", "falcon", "gpt2", "cohere")
 """Families whose files leave `tie_word_embeddings` out and mean true."""
+LAYERS = 10_000
 GEMMA3 = (8, 4, 256)
 """Heads, KV heads and head size of `gemma3_text` where the file leaves them out, as Google's do."""
 
@@ -62,7 +63,7 @@ def decoded(data: bytes, name: str, where: str) -> Card:
     """
     try:
         raw = msgspec.json.decode(data, type=Raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{where}: no config.json of a model: {error}") from error
     return card(raw, name, where)
 
@@ -76,6 +77,10 @@ def card(outer: Raw, name: str, where: str) -> Card:
     raw = outer.text_config or outer
     if outer.is_encoder_decoder or raw.is_encoder_decoder:
         raise ConfigError(f"{where}: an encoder and a decoder; only decoders are planned for")
+    for key in raw.__struct_fields__:
+        value = getattr(raw, key)
+        if isinstance(value, int) and not 0 <= value < 2**40:
+            raise ConfigError(f"{where}: '{key}' is {value}; it decides about memory")
     layers = _layers(raw, where)
     notes = []
     if any(layer.kind is Kind.STATE for layer in layers):
@@ -147,6 +152,10 @@ def _attention(raw: Raw, kind: Kind, where: str) -> Layer:
         span = _needed(raw.sliding_window, "sliding_window", where)
     else:
         span = _needed(raw.attention_chunk_size, "attention_chunk_size", where)
+    if size < 1:
+        raise ConfigError(
+            f"{where}: {heads} heads in a width of {width(raw, where)}: nothing is left for one"
+        )
     if heads % kv:
         raise ConfigError(f"{where}: {heads} heads do not divide by {kv} KV heads")
     return Layer(kind, heads=kv, key=size, value=raw.v_head_dim or size, span=span)
@@ -178,6 +187,8 @@ def _names(raw: Raw, where: str) -> list[str]:
             raise ConfigError(f"{where}: {said} layers, and the kinds of {len(names)}")
         return names
     count = _needed(said, "num_hidden_layers", where)
+    if count > LAYERS:
+        raise ConfigError(f"{where}: {count} layers; no model has more than {LAYERS}")
     if raw.full_attention_interval:
         return [_every(i, raw.full_attention_interval, "linear_attention") for i in range(count)]
     if raw.attn_layer_period:
@@ -194,11 +205,11 @@ def _names(raw: Raw, where: str) -> list[str]:
 def _windows(raw: Raw, count: int) -> list[str]:
     """Which of `count` layers slide, where the file gives a window and no list."""
     pattern = raw.sliding_window_pattern
-    if isinstance(pattern, str):
+    if isinstance(pattern, str) and pattern:
         letters = [pattern[i % len(pattern)] for i in range(count)]
         return ["sliding_attention" if letter == "L" else "full_attention" for letter in letters]
     usual = {"gemma2": 2, "gemma3_text": 6, "gemma3n_text": 5, "cohere2": 4, "gpt_oss": 2}
-    every = pattern or usual.get(raw.model_type, 0)
+    every = int(pattern or usual.get(raw.model_type, 0))
     if every:
         return [_every(i, every, "sliding_attention") for i in range(count)]
     first = raw.max_window_layers or 0 if raw.use_sliding_window else 0

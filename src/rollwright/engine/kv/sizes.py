@@ -16,7 +16,7 @@ UNITS = {
     **{f"{letter}B": 1000 ** (power + 1) for power, letter in enumerate("kMGT")},
     **{f"{letter}iB": 1024 ** (power + 1) for power, letter in enumerate("KMGT")},
 }
-_SIZE = re.compile(r"\s*(\d+(?:\.\d*)?)\s*([A-Za-z]*)\s*")
+_SIZE = re.compile(r"\s*(\d{1,18}(?:\.\d{0,18})?)\s*([A-Za-z]*)\s*")
 
 
 def parsed(text: str, what: str) -> int:
