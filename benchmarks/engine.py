@@ -46,10 +46,12 @@ class Scale:
     """Tokens decoded for each row."""
     requests: int
     """Of the ragged case."""
+    tuned: bool
+    """Whether `generate` tries its settings; else it takes those that were best elsewhere."""
 
 
-FULL = Scale(("0.9M", "5M"), rounds=7, steps=96, requests=128)
-QUICK = Scale(("0.9M",), rounds=3, steps=24, requests=48)
+FULL = Scale(("0.9M", "5M"), rounds=7, steps=96, requests=128, tuned=True)
+QUICK = Scale(("0.9M",), rounds=2, steps=24, requests=32, tuned=False)
 
 
 async def decoding(served: Engine, ids: list[Ints], steps: int, name: str, clock: CpuClock) -> float:
@@ -93,7 +95,7 @@ async def batches(cases: Cases, size: Size, scale: Scale, clock: CpuClock) -> No
             loop = Loop(ours, batch, PROMPT + scale.steps, form)
             loop.ready(PROMPT, scale.steps)
         rival = Generate(theirs, clock)
-        setting = rival.tune(batch, PROMPT)
+        setting = rival.tune(batch, PROMPT) if scale.tuned else rival.usual(batch)
         print(f"{prefix}b{batch}: floor {form}, generate {setting}", file=sys.stderr, flush=True)
         served = engine(ours, served_by(batch, PROMPT + scale.steps + 1))
         await served.start()
