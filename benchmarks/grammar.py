@@ -33,7 +33,8 @@ from rollwright.types import Completion, Constraint, ConstraintKind, Ints, Polic
 
 FUNCTIONS = ROOT / "benchmarks" / "workloads" / "bfcl_functions.json"
 END = "<|end|>"
-BUDGET, PROMPT = 512, 64
+BUDGET, QUICK, PROMPT = 512, 256, 64
+"""Tokens of a completion, the same with `--quick`, and of a prompt."""
 SIZES = {"b1": 1, "time": 16, "b64": 64}
 """Requests at once, by case."""
 
@@ -82,11 +83,12 @@ class Bench:
     engine: Engine
     tokens: PieceTokenizer
     asked: list[Asked]
+    budget: int
 
     def sampling(self, asked: Asked, seed: int) -> Sampling:
         """A call's arguments, as the policy likes."""
         stop = (self.tokens.control(END),)
-        return Sampling(max_tokens=BUDGET, stop=stop, seed=seed, constraint=asked.constraint)
+        return Sampling(max_tokens=self.budget, stop=stop, seed=seed, constraint=asked.constraint)
 
     def prompts(self, count: int, seed: int) -> list[Ints]:
         """Random tokens."""
@@ -143,14 +145,15 @@ async def measure(quick: bool, cases: Cases) -> None:
     vocabulary, version = tokens.vocabulary(), PolicyVersion(run="bench")
     engine = config.build(decoder("0.9M"), version, SystemClock(), NullSink(), vocabulary=vocabulary)
     await engine.start()
-    bench = Bench(engine, tokens, asked)
-    some = asked[:40] if quick else asked
+    bench = Bench(engine, tokens, asked, QUICK if quick else BUDGET)
+    some = asked[:32] if quick else asked
     cases.add("valid", await bench.share(some), unit=f"share of {len(some)} completions")
     cases.add("compile", compiling(bench, some), unit="ms a schema")
     for name, batch in SIZES.items():
-        rounds = [await bench.ratio(batch, number) for number in range(2 if quick else 15)]
-        ratios = [held / free for held, free in rounds]
-        held, free = (statistics.median(found) * 1e6 for found in zip(*rounds, strict=True))
+        rounds = (1 if quick else 5) if batch > 16 else (3 if quick else 15)
+        found = [await bench.ratio(batch, number) for number in range(rounds)]
+        ratios = [held / free for held, free in found]
+        held, free = (statistics.median(seconds) * 1e6 for seconds in zip(*found, strict=True))
         cases.add(
             name if name == "time" else f"time/{name}",
             held,
