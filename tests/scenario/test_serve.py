@@ -80,7 +80,7 @@ async def test_a_signal_lets_what_is_under_way_end_and_takes_nothing_more(tmp_pa
     with serving(tmp_path) as process:
         address, weights = read(tmp_path / "serve.json")
         assert weights == tmp_path / "weights"
-        config = RemoteConfig(address=tmp_path / "serve.json")
+        config = RemoteConfig(address=str(tmp_path / "serve.json"))
         engine = config.build(None, PolicyVersion(run="x"), SystemClock(), NullSink())
         await engine.start()
         try:
@@ -101,7 +101,7 @@ async def test_a_signal_lets_what_is_under_way_end_and_takes_nothing_more(tmp_pa
 
 async def test_what_outlives_the_deadline_is_aborted(tmp_path: Path) -> None:
     with serving(tmp_path, "--drain", "0") as process:
-        engine = RemoteConfig(address=tmp_path / "serve.json").build(
+        engine = RemoteConfig(address=str(tmp_path / "serve.json")).build(
             None, PolicyVersion(run="x"), SystemClock(), NullSink()
         )
         await engine.start()
@@ -120,7 +120,7 @@ async def test_what_outlives_the_deadline_is_aborted(tmp_path: Path) -> None:
 
 async def test_a_killed_server_ends_every_request_with_an_error(tmp_path: Path) -> None:
     with serving(tmp_path) as process:
-        config = RemoteConfig(address=tmp_path / "serve.json", patience=0.0)
+        config = RemoteConfig(address=str(tmp_path / "serve.json"), patience=0.0)
         engine = config.build(None, PolicyVersion(run="x"), SystemClock(), NullSink())
         await engine.start()
         try:
@@ -148,7 +148,7 @@ async def test_a_killed_server_ends_every_request_with_an_error(tmp_path: Path) 
 
 async def test_a_stopped_server_that_says_nothing_counts_as_hung(tmp_path: Path) -> None:
     with serving(tmp_path) as process:
-        config = RemoteConfig(address=tmp_path / "serve.json", silence=1.0)
+        config = RemoteConfig(address=str(tmp_path / "serve.json"), silence=1.0)
         engine = config.build(None, PolicyVersion(run="x"), SystemClock(), NullSink())
         await engine.start()
         try:

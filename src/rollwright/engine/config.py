@@ -6,7 +6,6 @@ imports torch.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -64,14 +63,14 @@ class RemoteConfig(PartConfig):
 
     type: Literal["remote"] = "remote"
     """Name of the implementation."""
-    address: Path | None = None
+    address: str = ""
     """File that the server wrote: its URLs, its tokens and its weights folder. Without it give `url`; the
     tokens then come from ROLLWRIGHT_TOKEN and ROLLWRIGHT_CONTROL_TOKEN."""
     url: str = ""
     """Public port, for example `http://127.0.0.1:8000`."""
     control_url: str = ""
     """Control port; without one the engine takes no new weights."""
-    weights: Path | None = None
+    weights: str = ""
     """Folder that this process and the server share, through which new weights go."""
     silence: float = Field(30.0, gt=0)
     """Seconds without a sign of life after which the server counts as hung."""
@@ -80,7 +79,7 @@ class RemoteConfig(PartConfig):
 
     @model_validator(mode="after")
     def _somewhere(self) -> RemoteConfig:
-        if (self.address is None) == (not self.url):
+        if (not self.address) == (not self.url):
             raise ValueError("engine.type = 'remote' takes either address (the server's file) or url")
         return self
 

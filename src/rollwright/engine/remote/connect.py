@@ -7,6 +7,7 @@ server's file or from the environment, never from the configuration, which is ke
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 
 from rollwright.clock import Clock
 from rollwright.engine.config import RemoteConfig
@@ -28,8 +29,8 @@ def connect(config: RemoteConfig, clock: Clock, events: Sink, lease: Lease | Non
     if find_spec("httpx") is None:
         raise MissingExtra("an engine in another process", "serve")
     folder = None
-    if config.address is not None:
-        address, folder = read(config.address)
+    if config.address:
+        address, folder = read(Path(config.address))
     else:
         if not secrets.token():
             raise ConfigError(f"engine.url = {config.url!r}: set {secrets.PUBLIC} to the server's token")
@@ -43,7 +44,7 @@ def connect(config: RemoteConfig, clock: Clock, events: Sink, lease: Lease | Non
         address,
         clock,
         events,
-        folder=config.weights or folder,
+        folder=Path(config.weights) if config.weights else folder,
         silence=config.silence,
         patience=config.patience,
         lease=lease,
