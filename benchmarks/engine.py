@@ -32,6 +32,8 @@ from rollwright.engine.config import EmbeddedConfig
 from rollwright.types import Ints, Sampling
 
 PROMPT = 200
+AFTER = 16
+"""Tokens that the other requests could still decode when the first ends."""
 BATCHES = (1, 16, 64, 256)
 UNIT = "× tokens per CPU second"
 
@@ -56,10 +58,11 @@ QUICK = Scale(("0.9M",), rounds=2, steps=24, requests=32, tuned=False)
 
 async def decoding(served: Engine, ids: list[Ints], steps: int, name: str, clock: CpuClock) -> float:
     """Tokens per second while all of `ids` decode together: from when the last prompt is computed until the
-    first request ends."""
-    sampling = Sampling(max_tokens=steps + 1, seed=1)
+    first request ends. The others would go on and are aborted: what ends a request (its KV goes into the
+    prefix cache) counts once, not once for each; whole requests are what the ragged case measures."""
+    first, others = (Sampling(max_tokens=steps + extra, seed=1) for extra in (1, 1 + AFTER))
     tasks = [
-        asyncio.create_task(served.generate(prompt, sampling, request=f"{name}/{i}"))
+        asyncio.create_task(served.generate(prompt, others if i else first, request=f"{name}/{i}"))
         for i, prompt in enumerate(ids)
     ]
     sampled = (await served.health()).sampled_tokens
@@ -71,6 +74,7 @@ async def decoding(served: Engine, ids: list[Ints], steps: int, name: str, clock
     began, before = clock.now(), health.sampled_tokens
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     seconds, after = clock.now() - began, (await served.health()).sampled_tokens
+    await served.abort([f"{name}/{i}" for i in range(len(ids))])
     await asyncio.gather(*tasks)
     return (after - before) / seconds
 
@@ -97,7 +101,7 @@ async def batches(cases: Cases, size: Size, scale: Scale, clock: CpuClock) -> No
         rival = Generate(theirs, clock)
         setting = rival.tune(batch, PROMPT) if scale.tuned else rival.usual(batch)
         print(f"{prefix}b{batch}: floor {form}, generate {setting}", file=sys.stderr, flush=True)
-        served = engine(ours, served_by(batch, PROMPT + scale.steps + 1))
+        served = engine(ours, served_by(batch, PROMPT + scale.steps + AFTER + 1))
         await served.start()
         rng = np.random.default_rng(batch)
         for turn in range(scale.rounds + 1):
