@@ -13,6 +13,7 @@ from rollwright.engine.base import PauseMode
 from rollwright.engine.config import EmbeddedConfig
 from rollwright.engine.embedded.engine import EmbeddedEngine
 from rollwright.engine.embedded.scheduler import SIBLING
+from rollwright.engine.embedded.step import score
 from rollwright.errors import EngineClosed, EngineError, WeightMismatch
 from rollwright.events import ListSink, Noted
 from rollwright.model.config import ModelConfig
@@ -234,7 +235,7 @@ async def test_live_weights_are_taken_without_a_copy() -> None:
         with torch.no_grad():
             for tensor in live.values():
                 tensor.mul_(1.1)
-        probe = Probe(tokens=prompt, logprobs=await engine.score(prompt))
+        probe = Probe(tokens=prompt, logprobs=score(model, prompt, 1.0))
         assert await engine.update(live, VERSION.next(), probe) <= TOLERANCE
         new = await engine.generate(prompt, Sampling(max_tokens=4), request="a")
         cold = (await engine.score(np.concatenate([prompt, new.tokens])))[len(prompt) - 1 :]
@@ -274,8 +275,9 @@ async def test_wrong_weights_serve_nothing(fault: str) -> None:
 async def test_a_broken_step_ends_every_request_with_its_cause() -> None:
     model = decoder()
     async with serving(model) as engine:
-        with torch.no_grad():
-            model.norm.weight[0] = torch.nan
+        broken = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+        broken["norm.weight"][0] = torch.nan
+        await engine.update(broken, VERSION.next())
         jobs = [
             engine.generate(ids(np.random.default_rng(i), 5), Sampling(), request=str(i)) for i in range(3)
         ]

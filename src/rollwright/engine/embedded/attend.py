@@ -128,16 +128,17 @@ class StepAttend:
         if not self._dense:
             q = q.index_select(0, self._spread)
         grouped = q.reshape(self._top * kv.kv_heads, -1, kv.head_dim)
-        keys, values = (kv.table[layer, i, : self._top].flatten(0, 1)[:, : self._seen] for i in range(2))
+        wide, seen = self._top * kv.kv_heads, self._seen
+        keys, values = kv.keys[layer][:wide, :, :seen], kv.values[layer][:wide, :seen]
         mask = self._masks[self._windows[layer]]
-        scores = torch.baddbmm(mask, grouped, keys.transpose(1, 2), alpha=self._scale)
+        scores = torch.baddbmm(mask, grouped, keys, alpha=self._scale)
         weight = scores.logsumexp(-1) if weigh else None
         shares = scores.softmax(-1) if weight is None else (scores - weight.unsqueeze(-1)).exp_()
-        seen = torch.bmm(shares, values).view(self._top, heads, kv.head_dim)
+        found = torch.bmm(shares, values).view(self._top, heads, kv.head_dim)
         weight = weight.view(self._top, heads) if weight is not None else None
         if self._dense:
-            return seen, weight
-        return seen.index_select(0, self._rows), None if weight is None else weight[self._rows]
+            return found, weight
+        return found.index_select(0, self._rows), None if weight is None else weight[self._rows]
 
     def _chunk(self, layer: int, q: Tensor, chunk: Chunk, place: int) -> tuple[Tensor, Tensor]:
         """A chunk whose first token has `place` in its row sees what lies before it there, and itself."""

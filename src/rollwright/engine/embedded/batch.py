@@ -69,6 +69,8 @@ class Batch:
         self.requests: list[Request | None] = [None] * rows
         self.nodes: list[Node | None] = [None] * rows
         """The locked node whose path each row reads in place."""
+        self.changes = 0
+        """Counts rows that were filled, emptied or moved."""
         self._context = context
         self._free = list(range(rows))
         self._admitted = 0
@@ -96,6 +98,7 @@ class Batch:
         row, sampling = heapq.heappop(self._free), request.sampling
         length, stops = len(request.tokens), sampling.stop
         self._admitted += 1
+        self.changes += 1
         self._table[row] = (
             length,
             computed,
@@ -139,6 +142,7 @@ class Batch:
         request.tokens = self.tokens[row, :length].copy()
         request.logprobs = self.logprobs[row, request.prompt : length].copy()
         self.requests[row] = self.nodes[row] = None
+        self.changes += 1
         self.length[row] = 0
         heapq.heappush(self._free, row)
         return request
@@ -159,6 +163,7 @@ class Batch:
             if target > source:
                 return
             heapq.heapreplace(self._free, source)
+            self.changes += 1
             kv.move(source, target, int(self.computed[source] - self.base[source]))
             for array in (self._table, self.tokens, self.logprobs, self.stops):
                 array[target] = array[source]

@@ -128,7 +128,7 @@ class EmbeddedEngine:
             )
         if len(ids) > self._model.shape.context:
             raise ContextOverflow(f"{len(ids)} tokens exceed the context of {self._model.shape.context}")
-        return score(self._model, ids, temperature) if len(ids) > 1 else np.empty(0, np.float32)
+        return score(self._scheduler.model, ids, temperature) if len(ids) > 1 else np.empty(0, np.float32)
 
     async def abort(self, requests: Sequence[str]) -> None:
         """End these with `Finish.ABORT`; unknown ids are ignored."""
@@ -360,7 +360,7 @@ class EmbeddedEngine:
         """Largest difference to the probe's logprobs."""
         if probe is None:
             return 0.0
-        own = score(self._model, probe.tokens, 1.0)
+        own = score(self._scheduler.model, probe.tokens, 1.0)
         gap = float(np.abs(own - probe.logprobs).max())
         if not gap <= PROBE_TOLERANCE:  # also where it is not a number
             raise WeightMismatch(

@@ -41,6 +41,10 @@ class KV:
         self.rows, self.places = table.shape[2], table.shape[4]
         self.layers = [layer.view(-1, self.head_dim) for layer in table]
         """Each layer as float[2 × rows × kv_heads × places, head_dim]; see `vectors`."""
+        self.keys = [layer[0].flatten(0, 1).transpose(1, 2) for layer in table]
+        """Each layer's keys as float[rows × kv_heads, head_dim, places], for batched products."""
+        self.values = [layer[1].flatten(0, 1) for layer in table]
+        """Each layer's values as float[rows × kv_heads, places, head_dim]."""
         first = np.arange(2)[:, None, None] * self.rows * self.kv_heads + np.arange(self.kv_heads)
         self._heads = first * self.places
 
@@ -71,8 +75,11 @@ class KV:
     def vectors(self, rows: Index, places: Index) -> Index:
         """Where M tokens' vectors lie in one of `layers`: int64[2 × M × kv_heads], all keys before all
         values."""
-        at = rows * (self.kv_heads * self.places) + places
-        return (self._heads + at[:, None]).reshape(-1)
+        return (self.bases(rows) + places[:, None]).reshape(-1)
+
+    def bases(self, rows: Index) -> Index:
+        """Where the vectors of place 0 lie: int64[2, M, kv_heads]."""
+        return self._heads + (rows * (self.kv_heads * self.places))[:, None]
 
     def load(self, row: int, blocks: Sequence[Tensor]) -> None:
         """Fill a row from its beginning with blocks float[layers, 2, kv_heads, tokens, head_dim]."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from torch import Tensor
@@ -57,17 +58,22 @@ class Plan:
     levels: tuple[tuple[Segment, ...], ...]
     """What is read in place: each token at most once in each level."""
 
+    @cached_property
+    def plain(self) -> bool:
+        """Whether the first rows decode, all of them, and read nothing but their rows."""
+        return not self.chunks and not self.levels and int(self.rows[-1]) + 1 == len(self.rows)
+
 
 def draw(
     decoding: Index, chunks: Sequence[Chunk], computed: Index, base: Index, nodes: Sequence[Node | None]
 ) -> Plan:
     """The plan for one token of each row in `decoding` (int64[n], ascending) and the chunks. `computed`,
     `base` and `nodes` are those of all rows."""
-    rows, positions = [decoding], [computed[decoding]]
-    for chunk in chunks:
-        rows.append(np.full(chunk.end - chunk.start, chunk.row))
-        positions.append(np.arange(chunk.start, chunk.end))
-    where, at = np.concatenate(rows), np.concatenate(positions)
+    where, at = decoding, computed[decoding]
+    if chunks:
+        sizes = [chunk.end - chunk.start for chunk in chunks]
+        where = np.concatenate((where, np.repeat([chunk.row for chunk in chunks], sizes)))
+        at = np.concatenate((at, *(np.arange(chunk.start, chunk.end) for chunk in chunks)))
     readers: list[dict[Node, list[int]]] = []
 
     def reads(row: int, first: int, count: int) -> None:
@@ -77,8 +83,8 @@ def draw(
                 readers.append({})
             readers[level].setdefault(each, []).extend(range(first, first + count))
 
-    for i, row in enumerate(decoding.tolist()):
-        if nodes[row] is not None:
+    if any(nodes):
+        for i, row in enumerate(decoding.tolist()):
             reads(row, i, 1)
     first = len(decoding)
     for chunk in chunks:

@@ -20,10 +20,11 @@ from rollwright.engine.embedded.histories import Histories
 from rollwright.engine.embedded.kv import Index
 from rollwright.engine.embedded.plan import Chunk, Plan, draw
 from rollwright.engine.embedded.request import Request
-from rollwright.engine.embedded.step import advance
+from rollwright.engine.embedded.step import Stepper
 from rollwright.engine.embedded.waiting import Waiting
 from rollwright.engine.pace import Pace
 from rollwright.model.base import Model
+from rollwright.model.folded import Folded, served
 from rollwright.types import Chunk as Piece
 from rollwright.types import Finish, Floats, PolicyVersion
 
@@ -37,10 +38,11 @@ class Scheduler:
 
     def __init__(self, model: Model, config: EmbeddedConfig, version: PolicyVersion, clock: Clock) -> None:
         weights = [parameter for _, parameter in model.named_parameters()]
-        self._model, self._config, self._clock = model, config, clock
+        self.model, self._config, self._clock = served(model), config, clock
         self.waiting = Waiting()
-        self.histories = Histories(model.shape, config, version, weights[0].device, weights[0].dtype)
+        self.histories = Histories(self.model.shape, config, version, weights[0].device, weights[0].dtype)
         self.batch = self.histories.batch
+        self._stepper = Stepper(self.model, self.histories.kv)
         self.pace = Pace()
         self._effort = Effort(model.shape, sum(w.numel() for w in weights))
         self.steps = self.prompt_tokens = self.cached_tokens = self.sampled_tokens = 0
@@ -70,12 +72,12 @@ class Scheduler:
         plan = self._plan()
         batch, n = self.batch, plan.decoding
         self.histories.kv.reserve(int(plan.rows.max()) + 1, int(plan.places.max()) + 1)
-        ends = np.cumsum([n, *(chunk.end - chunk.start for chunk in plan.chunks)])[1:] - 1
-        ready = [
-            i for i, chunk in zip(ends, plan.chunks, strict=True) if chunk.end == batch.length[chunk.row]
-        ]
-        last = np.concatenate((np.arange(n), np.array(ready, np.int64)))
-        tokens, logprobs = advance(self._model, self.histories.kv, batch, plan, last)
+        last = np.arange(n)
+        if plan.chunks:
+            ends = np.cumsum([n, *(chunk.end - chunk.start for chunk in plan.chunks)])[1:] - 1
+            whole = [chunk.end == batch.length[chunk.row] for chunk in plan.chunks]
+            last = np.concatenate((last, ends[whole]))
+        tokens, logprobs = self._stepper.advance(batch, plan, last)
         batch.computed[plan.rows[:n]] += 1
         for chunk in plan.chunks:
             batch.computed[chunk.row] = chunk.end
@@ -154,9 +156,11 @@ class Scheduler:
     def _spill(self) -> None:
         """Move the histories of rows that are full into the tree; where that is full too, put back whoever
         came last."""
-        batch, histories = self.batch, self.histories
+        batch, histories, active = self.batch, self.histories, self.batch.active()
         limit = histories.row_tokens
-        for row in batch.active().tolist():
+        wanted = np.minimum(batch.length[active] - batch.computed[active], self._config.prefill_tokens)
+        full = batch.computed[active] - batch.base[active] + wanted > limit
+        for row in active[full].tolist():
             while batch.length[row]:
                 computed, used = int(batch.computed[row]), int(batch.computed[row] - batch.base[row])
                 more = min(int(batch.length[row]) - computed, self._config.prefill_tokens, limit)
@@ -248,6 +252,8 @@ class Scheduler:
     def adopt(self, version: PolicyVersion, in_flight: InFlight) -> None:
         """The weights changed: forget all KV. Running requests go back to the head of the queue: with their
         tokens, to have their KV computed again under the new version, or without; or they end."""
+        if isinstance(self.model, Folded):
+            self.model.refresh()
         old, running = self.version, self.histories.forget(version)
         for request in running:
             request.close_span(old)

@@ -14,41 +14,76 @@ from rollwright.engine.embedded.attend import StepAttend
 from rollwright.engine.embedded.batch import Batch
 from rollwright.engine.embedded.kv import KV, Index
 from rollwright.engine.embedded.plan import Plan
+from rollwright.engine.embedded.replay import Replay
 from rollwright.engine.embedded.sampler import Allowed, Narrowing, draw, uniforms
 from rollwright.model.attention import causal, positions
 from rollwright.model.base import Model
+from rollwright.model.folded import Folded
 from rollwright.types import Floats, Ints
 
 
-def advance(
-    model: Model, kv: KV, batch: Batch, plan: Plan, last: Index
-) -> tuple[npt.NDArray[np.int64], Floats]:
-    """Compute the plan's tokens and draw after those at plan indices `last` (int64[n]): n ids, n logprobs.
+class Stepper:
+    """Computes steps of `model` over `kv`."""
 
-    Raises:
-        EngineError: a logprob is not finite: the weights have diverged.
-    """
-    device = kv.device
+    def __init__(self, model: Model, kv: KV) -> None:
+        self._model, self._kv = model, kv
+        self._replay: Replay | None = None
+        self._how: tuple[int, Index, Narrowing] | None = None
 
-    def put(index: Index) -> torch.Tensor:
-        return torch.from_numpy(index).to(device)
+    def advance(self, batch: Batch, plan: Plan, last: Index) -> tuple[npt.NDArray[np.int64], Floats]:
+        """Compute the plan's tokens and draw after those at plan indices `last` (int64[n]): n ids, n
+        logprobs.
 
-    ids = batch.tokens[plan.rows, plan.positions].astype(np.int64)
-    keep = put(last) if len(last) < len(ids) else None
-    hidden = model.forward(put(ids), put(plan.positions), StepAttend(kv, plan, put), keep)
-    if len(last) == 0:
-        return np.empty(0, np.int64), np.empty(0, np.float32)
-    rows = plan.rows[last]
-    how = Narrowing(batch.temperature[rows], batch.top_k[rows], batch.top_p[rows], batch.min_p[rows])
-    noise = uniforms(batch.noise[rows], plan.positions[last])
-    return draw(model.logits(hidden), how, noise, _allowed(batch, rows, model.vocab))
+        Raises:
+            EngineError: a logprob is not finite: the weights have diverged.
+        """
+        ids = batch.tokens[plan.rows, plan.positions].astype(np.int64)
+        rows = plan.rows if plan.plain else plan.rows[last]
+        logits = self._replayed(ids, plan) if plan.plain else None
+        if logits is None:
+            logits = self._computed(ids, plan, last)
+        if not len(last):
+            return np.empty(0, np.int64), np.empty(0, np.float32)
+        noise = uniforms(batch.noise[rows], plan.positions if plan.plain else plan.positions[last])
+        return draw(logits, self._narrowing(batch, rows), noise, _allowed(batch, rows, self._model.vocab))
+
+    def _replayed(self, ids: Index, plan: Plan) -> torch.Tensor | None:
+        """The logits of a plain step; None where the model has no replay."""
+        model = self._model
+        if not isinstance(model, Folded) or any(model.shape.windows):
+            return None
+        if self._replay is None or self._replay.rows != len(ids):
+            self._replay = Replay(model, self._kv, len(ids))
+        return self._replay.logits(ids, plan.positions, plan.places)
+
+    def _computed(self, ids: Index, plan: Plan, last: Index) -> torch.Tensor:
+        device = self._kv.device
+
+        def put(index: Index) -> torch.Tensor:
+            return torch.from_numpy(index).to(device)
+
+        attend = StepAttend(self._kv, plan, put)
+        keep = put(last) if len(last) < len(ids) else None
+        hidden = self._model.forward(put(ids), put(plan.positions), attend, keep)
+        return self._model.logits(hidden)
+
+    def _narrowing(self, batch: Batch, rows: Index) -> Narrowing:
+        """How `rows` are sampled; kept as long as they are the same."""
+        kept = self._how
+        if kept is None or kept[0] != batch.changes or not np.array_equal(kept[1], rows):
+            how = Narrowing(batch.temperature[rows], batch.top_k[rows], batch.top_p[rows], batch.min_p[rows])
+            self._how = kept = (batch.changes, rows, how)
+        return kept[2]
 
 
 def _allowed(batch: Batch, rows: Index, vocab: int) -> Allowed | None:
     """What the constraints of `rows` let through; None where there are none."""
+    watched = batch.watched[rows]
+    if not watched.any():
+        return None
     matchers = [
         (i, request.matcher)
-        for i in np.flatnonzero(batch.watched[rows]).tolist()
+        for i in np.flatnonzero(watched).tolist()
         if (request := batch.requests[rows[i]]) is not None and request.matcher is not None
     ]
     if not matchers:
