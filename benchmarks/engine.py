@@ -15,7 +15,7 @@ batch. Prompts are computed outside the clock on every side. `continuous-batchin
 from __future__ import annotations
 
 import asyncio
-import math
+import contextlib
 import sys
 from dataclasses import dataclass
 
@@ -32,8 +32,8 @@ from rollwright.engine.config import EmbeddedConfig
 from rollwright.types import Ints, Sampling
 
 PROMPT = 200
-AFTER = 16
-"""Tokens that the other requests could still decode when the first ends."""
+AFTER = 64
+"""Tokens that the other requests may be ahead of the last, or behind it, without ending."""
 BATCHES = (1, 16, 64, 256)
 UNIT = "× tokens per CPU second"
 
@@ -57,24 +57,27 @@ QUICK = Scale(("0.9M",), rounds=2, steps=24, requests=32, tuned=False)
 
 
 async def decoding(served: Engine, ids: list[Ints], steps: int, name: str, clock: CpuClock) -> float:
-    """Tokens per second while all of `ids` decode together: from when the last prompt is computed until the
-    first request ends. The others would go on and are aborted: what ends a request (its KV goes into the
-    prefix cache) counts once, not once for each; whole requests are what the ragged case measures."""
-    first, others = (Sampling(max_tokens=steps + extra, seed=1) for extra in (1, 1 + AFTER))
+    """Tokens per second while all of `ids` decode together, between the first and the last token of the one
+    that begins last. The others would go on and are aborted: what a request costs at its end (its KV goes
+    into the prefix cache) is no decoding; whole requests are what the ragged case measures."""
+    longer = Sampling(max_tokens=steps + AFTER, seed=1)
     tasks = [
-        asyncio.create_task(served.generate(prompt, others if i else first, request=f"{name}/{i}"))
-        for i, prompt in enumerate(ids)
+        asyncio.create_task(served.generate(prompt, longer, request=f"{name}/{i}"))
+        for i, prompt in enumerate(ids[:-1])
     ]
-    sampled = (await served.health()).sampled_tokens
-    while True:
-        await asyncio.sleep(0)
-        health = await served.health()
-        if health.waiting == 0 and health.sampled_tokens - sampled >= len(ids):
-            break
-    began, before = clock.now(), health.sampled_tokens
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    seconds, after = clock.now() - began, (await served.health()).sampled_tokens
-    await served.abort([f"{name}/{i}" for i in range(len(ids))])
+    await asyncio.sleep(0)  # those are submitted before the last
+    began, seconds, before, after, heard = 0.0, 0.0, 0, 0, 0
+    async with contextlib.aclosing(served.stream(ids[-1], longer, request=f"{name}/last")) as stream:
+        async for _ in stream:
+            heard += 1
+            if heard == 1:
+                began, before = clock.now(), (await served.health()).sampled_tokens
+            if heard == steps + 1:
+                seconds, after = clock.now() - began, (await served.health()).sampled_tokens
+                break
+    if any(task.done() for task in tasks):
+        raise SystemExit(f"a request ended while the last of {len(ids)} decoded: raise AFTER")
+    await served.abort([f"{name}/{i}" for i in range(len(tasks))])
     await asyncio.gather(*tasks)
     return (after - before) / seconds
 
@@ -120,13 +123,10 @@ async def batches(cases: Cases, size: Size, scale: Scale, clock: CpuClock) -> No
 
 
 def served_by(batch: int, length: int) -> EmbeddedConfig:
-    """The engine for `batch` requests of `length` tokens; prompts in as few steps as there can be."""
-    return EmbeddedConfig(
-        max_batch=batch,
-        kv_tokens=2 * batch * length,
-        prefill_tokens=max(512, batch * length),
-        row_tokens=max(16, 64 * math.ceil(length / 64)),
-    )
+    """The engine for `batch` requests of `length` tokens. All prompts in one step, though that makes it long:
+    so they begin together, and all decode behind the same number of tokens."""
+    tokens = batch * length
+    return EmbeddedConfig(max_batch=batch, kv_tokens=2 * tokens, prefill_tokens=max(512, tokens), stall=1e6)
 
 
 async def ragged(cases: Cases, size: Size, scale: Scale, clock: CpuClock) -> None:

@@ -207,15 +207,18 @@ class Loop:
 
 
 @torch.inference_mode()
-def best(decoder: Decoder, batch: int, prompt: int, now: Callable[[], float], steps: int = 16) -> str:
-    """The form of attention that decodes `batch` rows behind `prompt` tokens fastest."""
-    found: dict[str, float] = {}
-    for form in FORMS:
-        loop = Loop(decoder, batch, prompt + steps, form)
+def best(decoder: Decoder, batch: int, prompt: int, now: Callable[[], float]) -> str:
+    """The form of attention that decodes `batch` rows behind `prompt` tokens fastest: the least time of each,
+    tried in turns."""
+    steps, turns = (8, 3) if batch >= 256 else (16, 8)
+    uniforms = torch.full((steps, batch, 1), 0.5)
+    loops = {form: Loop(decoder, batch, prompt + steps, form) for form in FORMS}
+    found = dict.fromkeys(FORMS, float("inf"))
+    for loop in loops.values():
         loop.ready(prompt, steps)
-        uniforms = torch.full((steps, batch, 1), 0.5)
-        for _ in range(4 if batch < 256 else 2):
+    for _ in range(turns):
+        for form, loop in loops.items():
             began = now()
             loop.decode(prompt, steps, uniforms)
-            found[form] = min(found.get(form, float("inf")), now() - began)
+            found[form] = min(found[form], now() - began)
     return min(found, key=lambda form: found[form])
