@@ -55,6 +55,16 @@ class Histories:
         """Bytes allocated on the device."""
         return self.kv.bytes + self.radix.tokens * self._token_bytes
 
+    def reserve(self, rows: int, places: int) -> None:
+        """Make room for `rows` rows of `places` tokens."""
+        if rows > self.kv.rows or places > self.kv.places:
+            self.kv.reserve(rows, places, self._used())
+
+    def _used(self) -> int:
+        """Rows up to the last in use."""
+        active = self.batch.active()
+        return int(active[-1]) + 1 if len(active) else 0
+
     def match(self, request: Request) -> tuple[Node, int]:
         """The last node and the tokens of the longest prefix found for `request`. One token is left out: its
         output is what the next one is drawn from."""
@@ -78,7 +88,7 @@ class Histories:
             return None
         radix.lock(node)
         held = node if node.parent is not None else None
-        self.kv.reserve(batch.next_row + 1, found.end - node.end)
+        self.reserve(batch.next_row + 1, found.end - node.end)
         row = batch.add(request, found.end, node.end, held)
         self.kv.load(row, [each.block for each in reversed(copied) if each.block is not None])
         if copied and copied[0] is found and alone and not found.children and not found.locks:
@@ -128,8 +138,7 @@ class Histories:
         batch = self.batch
         batch.compact(self.kv)
         active = batch.active()
-        rows = int(active[-1]) + 1 if len(active) else 0
-        self.kv.shrink(rows, int((batch.length[active] - batch.base[active]).max(initial=0)))
+        self.kv.shrink(self._used(), int((batch.length[active] - batch.base[active]).max(initial=0)))
 
     def _read(self, row: int, base: int, start: int, end: int) -> torch.Tensor:
         return self.kv.read(row, start - base, end - base)

@@ -53,22 +53,20 @@ class KV:
         """Bytes allocated."""
         return self.table.numel() * self.table.element_size()
 
-    def reserve(self, rows: int, places: int) -> None:
-        """Make room for `rows` rows of `places` tokens."""
-        if rows <= self.rows and places <= self.places:
-            return
-        self._resize(max(self.rows, _up(rows, ROWS)), max(self.places, _up(places, POSITIONS)))
+    def reserve(self, rows: int, places: int, used: int) -> None:
+        """Make room for `rows` rows of `places` tokens; `used` rows hold something already."""
+        self._resize(max(self.rows, _up(rows, ROWS)), max(self.places, _up(places, POSITIONS)), used)
 
     def shrink(self, rows: int, places: int) -> None:
         """Give back what is more than twice of `rows` rows or of `places` tokens."""
-        rows, places = _up(rows, ROWS), _up(places, POSITIONS)
+        used, rows, places = rows, _up(rows, ROWS), _up(places, POSITIONS)
         if 2 * rows <= self.rows or 2 * places <= self.places:
-            self._resize(min(rows, self.rows), min(places, self.places))
+            self._resize(min(rows, self.rows), min(places, self.places), used)
 
-    def _resize(self, rows: int, places: int) -> None:
+    def _resize(self, rows: int, places: int, used: int) -> None:
         old, (layers, two, _, heads, _, dim) = self.table, self.table.shape
-        new = old.new_zeros(layers, two, rows, heads, places, dim)
-        r, p = min(rows, self.rows), min(places, self.places)
+        new = _zeros((layers, two, rows, heads, places, dim), old)
+        r, p = min(rows, used), min(places, self.places)
         new[:, :, :r, :, :p] = old[:, :, :r, :, :p]
         self._make(new)
 
@@ -105,3 +103,10 @@ class KV:
 
 def _up(count: int, step: int) -> int:
     return -(-count // step) * step
+
+
+def _zeros(size: tuple[int, ...], like: Tensor) -> Tensor:
+    """Zeros of that size, which on a CPU take memory only where they are written to."""
+    if like.device.type == "cpu" and like.dtype is torch.float32:
+        return torch.from_numpy(np.zeros(size, np.float32))
+    return like.new_zeros(size)

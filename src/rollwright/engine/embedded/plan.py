@@ -63,6 +63,12 @@ class Plan:
         """Whether the first rows decode, all of them, and read nothing but their rows."""
         return not self.chunks and not self.levels and int(self.rows[-1]) + 1 == len(self.rows)
 
+    def next(self) -> Plan:
+        """One token further, of a plain plan."""
+        plan = Plan(self.rows, self.positions + 1, self.places + 1, self.decoding, (), ())
+        plan.__dict__["plain"] = True  # fills the cache of the property
+        return plan
+
 
 def draw(
     decoding: Index, chunks: Sequence[Chunk], computed: Index, base: Index, nodes: Sequence[Node | None]

@@ -45,6 +45,7 @@ class Scheduler:
         self._stepper = Stepper(self.model, self.histories.kv)
         self.pace = Pace()
         self._effort = Effort(model.shape, sum(w.numel() for w in weights))
+        self._last: tuple[int, Plan | None] = (0, None)
         self.steps = self.prompt_tokens = self.cached_tokens = self.sampled_tokens = 0
         self.retracted = self.constrained = self.compliant = 0
 
@@ -66,30 +67,43 @@ class Scheduler:
     @torch.inference_mode()
     def run(self) -> None:
         """One step: admit, compute, sample, finish."""
-        began = self._clock.now()
-        self._admit()
-        self._spill()
-        plan = self._plan()
-        batch, n = self.batch, plan.decoding
-        self.histories.kv.reserve(int(plan.rows.max()) + 1, int(plan.places.max()) + 1)
-        last = np.arange(n)
+        began, batch = self._clock.now(), self.batch
+        plan = self._once_more()
+        if plan is None:
+            self._admit()
+            self._spill()
+            plan = self._plan()
+        self._last = (batch.changes, plan)
+        self.histories.reserve(int(plan.rows.max()) + 1, int(plan.places.max()) + 1)
+        drawn, rows = None, plan.rows
         if plan.chunks:
-            ends = np.cumsum([n, *(chunk.end - chunk.start for chunk in plan.chunks)])[1:] - 1
+            sizes = [chunk.end - chunk.start for chunk in plan.chunks]
             whole = [chunk.end == batch.length[chunk.row] for chunk in plan.chunks]
-            last = np.concatenate((last, ends[whole]))
-        tokens, logprobs = self._stepper.advance(batch, plan, last)
-        batch.computed[plan.rows[:n]] += 1
+            ends = np.cumsum([plan.decoding, *sizes])[1:] - 1
+            drawn = np.concatenate((np.arange(plan.decoding), ends[whole]))
+            rows = plan.rows[drawn]
+        tokens, logprobs = self._stepper.advance(batch, plan, drawn)
+        batch.computed[plan.rows[: plan.decoding]] += 1
         for chunk in plan.chunks:
             batch.computed[chunk.row] = chunk.end
         now = self._clock.now()
-        self._time(plan.rows[last], now, now - began)
-        self._commit(plan.rows[last], tokens, logprobs)
+        self._time(rows, now, now - began)
+        self._commit(rows, tokens, logprobs)
         self.steps += 1
+
+    def _once_more(self) -> Plan | None:
+        """The plan after the last one, where that was plain and nothing has changed since."""
+        changes, plan = self._last
+        if plan is None or not plan.plain or changes != self.batch.changes:
+            return None
+        if len(self.waiting) and not self.batch.full:
+            return None
+        return plan.next() if int(plan.places.max()) + 1 < self.histories.row_tokens else None
 
     def _time(self, rows: Index, now: float, took: float) -> None:
         """`rows` got their tokens `now`."""
         gaps = now - self.batch.last[rows]
-        self.pace.gaps(gaps[np.isfinite(gaps)])
+        self.pace.gaps(gaps[~np.isnan(gaps)])
         self.pace.step(took, len(rows))
         self.batch.last[rows] = now
 
@@ -209,7 +223,7 @@ class Scheduler:
         self.sampled_tokens += len(rows)
         stopped = (tokens[:, None] == batch.stops[rows]).any(1)
         ended = at + 1 >= batch.limit[rows]
-        for i in np.flatnonzero(batch.watched[rows]).tolist():
+        for i in batch.watched[rows].nonzero()[0].tolist():
             request = batch.requests[rows[i]]
             assert request is not None, f"row {rows[i]} is empty"
             stopped[i] |= request.follows(int(tokens[i]))
@@ -217,10 +231,12 @@ class Scheduler:
             if request.sink is not None:
                 request.sink.put_nowait(self._piece(request, tokens[i : i + 1], logprobs[i : i + 1], finish))
         ended |= stopped
+        if not ended.any():
+            return
         finished = rows[ended].tolist()
         for row, stop in zip(finished, stopped[ended].tolist(), strict=True):
             self._complete(self.histories.leave(row), Finish.STOP if stop else Finish.LENGTH)
-        if finished and not len(self.waiting):
+        if not len(self.waiting):
             self.histories.compact()
 
     def _piece(self, request: Request, tokens: Index, logprobs: Floats, finish: Finish | None) -> Piece:

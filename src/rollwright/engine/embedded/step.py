@@ -30,21 +30,23 @@ class Stepper:
         self._replay: Replay | None = None
         self._how: tuple[int, Index, Narrowing] | None = None
 
-    def advance(self, batch: Batch, plan: Plan, last: Index) -> tuple[npt.NDArray[np.int64], Floats]:
-        """Compute the plan's tokens and draw after those at plan indices `last` (int64[n]): n ids, n
-        logprobs.
+    def advance(self, batch: Batch, plan: Plan, drawn: Index | None) -> tuple[npt.NDArray[np.int64], Floats]:
+        """Compute the plan's tokens and draw after those at plan indices `drawn` (int64[n]; None is all of
+        them): n ids, n logprobs.
 
         Raises:
             EngineError: a logprob is not finite: the weights have diverged.
         """
         ids = batch.tokens[plan.rows, plan.positions].astype(np.int64)
-        rows = plan.rows if plan.plain else plan.rows[last]
+        rows, positions = plan.rows, plan.positions
         logits = self._replayed(ids, plan) if plan.plain else None
         if logits is None:
-            logits = self._computed(ids, plan, last)
-        if not len(last):
+            logits = self._computed(ids, plan, drawn)
+        if drawn is not None:
+            rows, positions = rows[drawn], positions[drawn]
+        if not len(rows):
             return np.empty(0, np.int64), np.empty(0, np.float32)
-        noise = uniforms(batch.noise[rows], plan.positions if plan.plain else plan.positions[last])
+        noise = uniforms(batch.noise[rows], positions)
         return draw(logits, self._narrowing(batch, rows), noise, _allowed(batch, rows, self._model.vocab))
 
     def _replayed(self, ids: Index, plan: Plan) -> torch.Tensor | None:
@@ -56,21 +58,21 @@ class Stepper:
             self._replay = Replay(model, self._kv, len(ids))
         return self._replay.logits(ids, plan.positions, plan.places)
 
-    def _computed(self, ids: Index, plan: Plan, last: Index) -> torch.Tensor:
+    def _computed(self, ids: Index, plan: Plan, drawn: Index | None) -> torch.Tensor:
         device = self._kv.device
 
         def put(index: Index) -> torch.Tensor:
             return torch.from_numpy(index).to(device)
 
         attend = StepAttend(self._kv, plan, put)
-        keep = put(last) if len(last) < len(ids) else None
+        keep = None if drawn is None else put(drawn)
         hidden = self._model.forward(put(ids), put(plan.positions), attend, keep)
         return self._model.logits(hidden)
 
     def _narrowing(self, batch: Batch, rows: Index) -> Narrowing:
         """How `rows` are sampled; kept as long as they are the same."""
         kept = self._how
-        if kept is None or kept[0] != batch.changes or not np.array_equal(kept[1], rows):
+        if kept is None or kept[0] != batch.changes or not (kept[1] is rows or np.array_equal(kept[1], rows)):
             how = Narrowing(batch.temperature[rows], batch.top_k[rows], batch.top_p[rows], batch.min_p[rows])
             self._how = kept = (batch.changes, rows, how)
         return kept[2]
