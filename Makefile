@@ -44,6 +44,11 @@ bench: $(VENV)/.dev ## every benchmark, in its quick form
 	$(BIN)/python benchmarks/modes.py --quick
 	$(BIN)/python benchmarks/crash.py --quick
 	$(BIN)/python benchmarks/trace.py --quick
+	$(BIN)/python benchmarks/engine.py --quick
+	$(BIN)/python benchmarks/prefix.py --quick
+	$(BIN)/python benchmarks/long_context.py --quick
+	$(BIN)/python benchmarks/grammar.py --quick
+	$(BIN)/python benchmarks/planner.py --quick
 
 docs: $(VENV)/.docs ## the documentation, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -1,4 +1,5 @@
-"""What a machine may lack: a test says so with `@pytest.mark.needs("chromium")`.
+"""What a machine may lack: a test says so with `@pytest.mark.needs("chromium")`, and a module that makes
+its subjects when it is imported with `needed("tokenizers", module=True)` below its imports.
 
 Where it is missing the test is skipped, and the last lines of the run name what was not tested. The
 environment variable ROLLWRIGHT_REQUIRE (names with commas) makes a missing one a failure: CI sets it.
@@ -6,54 +7,14 @@ environment variable ROLLWRIGHT_REQUIRE (names with commas) makes a missing one 
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
-from importlib.util import find_spec
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from needs import NEEDS, REQUIRED, browser, needed
 from opened import OPENED
 
-
-def chromium() -> str | None:
-    """Why no Chromium can be driven; None where one can."""
-    if find_spec("playwright") is None:
-        return "the package playwright is missing: pip install -e '.[dev]'"
-    if browser() is None:
-        return "no Chromium is installed: apt-get install chromium"
-    return None
-
-
-def browser() -> Path | None:
-    """The first Chromium on the path."""
-    names = ("chromium", "chromium-browser", "google-chrome")
-    return next((Path(found) for name in names if (found := shutil.which(name))), None)
-
-
-def reasoning_gym() -> str | None:
-    """Why its data sets can't be made."""
-    if find_spec("reasoning_gym") is None:
-        return "the package reasoning-gym is missing: pip install -e '.[reasoning-gym]'"
-    return None
-
-
-def transformers() -> str | None:
-    """Why no Hugging Face model can be made."""
-    if find_spec("transformers") is None:
-        return "the package transformers is missing: pip install -e '.[hf]'"
-    return None
-
-
-NEEDS: dict[str, Callable[[], str | None]] = {
-    "chromium": chromium,
-    "reasoning-gym": reasoning_gym,
-    "transformers": transformers,
-}
-"""Name → a function that says why it is missing."""
-
-REQUIRED = {name.strip() for name in os.environ.get("ROLLWRIGHT_REQUIRE", "").split(",")} - {""}
 SKIPPED = "Skipped: needs "
 
 
@@ -68,11 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for mark in item.iter_markers("needs"):
         for name in mark.args:
-            why = NEEDS[name]()
-            if why and name in REQUIRED:
-                pytest.fail(f"{name} is required here (ROLLWRIGHT_REQUIRE): {why}", pytrace=False)
-            if why:
-                pytest.skip(f"needs {name}: {why}")
+            needed(name)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

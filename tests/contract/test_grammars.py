@@ -1,11 +1,12 @@
 """Every `Grammars` keeps what the scheduler counts on."""
 
 import pytest
+from needs import needed
 
 from rollwright.model.tokenizer import PieceTokenizer
 from rollwright.testing.grammars import CHECKS, Make, Subject
 
-pytest.importorskip("llguidance", reason="needs llguidance: pip install -e '.[grammar]'")
+needed("grammar", module=True)
 
 
 def guided() -> Subject:

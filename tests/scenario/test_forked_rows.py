@@ -10,13 +10,11 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import chat_styles as styles
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("tokenizers", reason="needs tokenizers: pip install -e '.[hf]'")
-
-import chat_styles as styles
+from needs import needed
 from opened import until_end
 
 from rollwright.agents.chat_template import ChatTemplate
@@ -60,6 +58,8 @@ from rollwright.types import (
 )
 from rollwright.view.report import write_report
 from rollwright.view.trace import Tracer
+
+needed("tokenizers", module=True)
 
 GROUPS, SIZE = 4, 4
 VERSION = PolicyVersion(run="run")

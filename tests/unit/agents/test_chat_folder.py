@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("tokenizers", reason="needs tokenizers: pip install -e '.[hf]'")
-
 import chat_styles as styles
+import pytest
 from chat_styles import NOW, byte_level
+from needs import needed
 
 from rollwright.agents.chat_folder import template_of
 from rollwright.errors import ConfigError
 from rollwright.types import Message
+
+needed("tokenizers", module=True)
 
 CODEC = byte_level()
 ASK = [Message(role="user", content="Hi")]

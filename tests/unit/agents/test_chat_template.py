@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
-pytest.importorskip("tokenizers", reason="needs tokenizers: pip install -e '.[hf]'")
-
 import chat_styles as styles
+import pytest
 from chat_styles import EVERY_NAME, byte_level, chat, sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from needs import needed
 
 from rollwright.agents.chat_jinja import TemplateRefusal
 from rollwright.agents.chat_template import ChatTemplate, Rerendering
 from rollwright.errors import ConfigError
 from rollwright.model.hf_tokenizer import HfTokenizer
 from rollwright.types import Message, ToolSpec
+
+needed("tokenizers", module=True)
 
 SPELLS = st.lists(st.one_of(st.sampled_from(EVERY_NAME), st.text(max_size=4)), max_size=5).map("".join)
 PIECES = st.lists(
@@ -115,8 +115,9 @@ def test_ordinary_content_gives_the_tokens_that_the_tokenizer_gives_the_whole_te
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.needs("transformers")
 def test_a_prompt_is_what_transformers_makes_of_it(name: str) -> None:
-    transformers = pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[hf]'")
+    import transformers
     from tokenizers import Tokenizer
 
     template = TEMPLATES[name]

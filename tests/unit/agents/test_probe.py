@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-
-pytest.importorskip("tokenizers", reason="needs tokenizers: pip install -e '.[hf]'")
-
 import chat_styles as styles
+import pytest
 from chat_styles import chat, sentencepiece
+from needs import needed
 
 from rollwright.agents.probe import Mode, Verdict, probe, probed
+
+needed("tokenizers", module=True)
 
 KEEPS, REWRITES = Mode.APPEND_ONLY, Mode.REWRITES
 MISTRAL = {"bos_token": "<s>", "eos_token": "</s>"}

@@ -7,18 +7,18 @@ import jsonschema_rs
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from needs import needed
 
 from rollwright.agents.calls import parse
 from rollwright.agents.template import CONTROL, END
+from rollwright.engine.grammar.guided import GuidedGrammars
 from rollwright.errors import ConstraintError
 from rollwright.model.base import Vocabulary
 from rollwright.model.tokenizer import PieceTokenizer
 from rollwright.testing.grammars import Subject, allowed, at_random, walk
 from rollwright.types import Json, ToolSpec
 
-pytest.importorskip("llguidance", reason="needs llguidance: pip install -e '.[grammar]'")
-
-from rollwright.engine.grammar.guided import GuidedGrammars
+needed("grammar", module=True)
 
 PIECES = (
     '{"',

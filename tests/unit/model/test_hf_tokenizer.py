@@ -6,15 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("tokenizers", reason="needs tokenizers: pip install -e '.[hf]'")
-
 from chat_styles import EVERY_NAME, byte_level, sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from needs import needed
 
 from rollwright.errors import ConfigError, SchemaError
 from rollwright.model.hf_tokenizer import HfTokenizer
+
+needed("tokenizers", module=True)
 
 CODECS = {"byte-level": byte_level(), "sentencepiece": sentencepiece()}
 SPELLS = st.lists(st.one_of(st.sampled_from((*EVERY_NAME, "\ud800")), st.text(max_size=5)), max_size=6).map(

@@ -1,0 +1,56 @@
+"""What a machine may lack, why it is missing, and whether that is a failure here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+
+def browser() -> Path | None:
+    """The first Chromium on the path."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    return next((Path(found) for name in names if (found := shutil.which(name))), None)
+
+
+def chromium() -> str | None:
+    """Why no Chromium can be driven; None where one can."""
+    if why := package("playwright", "dev"):
+        return why
+    if browser() is None:
+        return "no Chromium is installed: apt-get install chromium"
+    return None
+
+
+def package(name: str, extra: str) -> str | None:
+    """Why a package cannot be imported; None where it can."""
+    if find_spec(name.replace("-", "_")) is None:
+        return f"the package {name} is missing: pip install -e '.[{extra}]'"
+    return None
+
+
+NEEDS: Mapping[str, Callable[[], str | None]] = {
+    "chromium": chromium,
+    "grammar": partial(package, "llguidance", "grammar"),
+    "reasoning-gym": partial(package, "reasoning-gym", "reasoning-gym"),
+    "tokenizers": partial(package, "tokenizers", "hf"),
+    "transformers": partial(package, "transformers", "hf"),
+}
+"""Name → a function that says why it is missing."""
+
+REQUIRED = {name.strip() for name in os.environ.get("ROLLWRIGHT_REQUIRE", "").split(",")} - {""}
+
+
+def needed(name: str, *, module: bool = False) -> None:
+    """Skip where `name` is missing, fail where it is required; of a whole `module` that makes its
+    subjects when it is imported, called below its imports."""
+    why = NEEDS[name]()
+    if why and name in REQUIRED:
+        pytest.fail(f"{name} is required here (ROLLWRIGHT_REQUIRE): {why}", pytrace=False)
+    if why:
+        pytest.skip(f"needs {name}: {why}", allow_module_level=module)
