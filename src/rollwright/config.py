@@ -18,6 +18,7 @@ from pydantic import BaseModel, Field, SerializeAsAny, ValidationError, field_va
 from pydantic.fields import FieldInfo
 
 from rollwright.buffer.config import QueueConfig
+from rollwright.engine.config import EmbeddedConfig
 from rollwright.errors import ConfigError
 from rollwright.model.config import ModelConfig
 from rollwright.plugins import PartConfig, choose, import_from
@@ -163,6 +164,11 @@ class RunConfig(PartConfig):
                 f"the trainer expects temperature {self.trainer.temperature}, top_p 1: logprobs of two "
                 "distributions do not compare; "
                 "set rollout.temperature = trainer.temperature and rollout.top_p = 1"
+            )
+        if self.mode == "coupled" and isinstance(self.engine, EmbeddedConfig) and self.engine.device != "cpu":
+            raise ValueError(
+                f"engine.device = '{self.engine.device}': in mode = 'coupled' engine and trainer share their "
+                "weights, and the trainer computes on the CPU; use mode = 'async' or engine.device = 'cpu'"
             )
         if self.mode == "async" and self.queue.type == "memory":
             raise ValueError(

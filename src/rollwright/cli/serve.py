@@ -49,6 +49,12 @@ def serve(
         Path | None,
         typer.Option(help="Folder that new weights come through.", show_default="that of the run"),
     ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="Where it computes: cpu, cuda, cuda:1, mps.", show_default="that of the run, or cpu"
+        ),
+    ] = None,
     drain: Annotated[
         float, typer.Option(min=0, help="Seconds that requests under way get at the end.")
     ] = 10.0,
@@ -68,7 +74,7 @@ def serve(
         control_port=control_port,
     )
     free(ports)
-    policy = _policy(run, fresh, list(overrides or []))
+    policy = _policy(run, fresh, list(overrides or []), device)
     where = address or (run or Path()) / "serve.json"
     raise typer.Exit(asyncio.run(_serve(policy, keys, ports, where, weights or policy.weights, drain)))
 
@@ -97,7 +103,7 @@ def _keys(host: str | None, control_host: str | None) -> Keys:
     )
 
 
-def _policy(run: Path | None, fresh: Path | None, overrides: list[str]) -> Policy:
+def _policy(run: Path | None, fresh: Path | None, overrides: list[str], device: str | None) -> Policy:
     from importlib.util import find_spec
 
     from rollwright.clock import SystemClock
@@ -111,13 +117,13 @@ def _policy(run: Path | None, fresh: Path | None, overrides: list[str]) -> Polic
         if find_spec(package) is None:
             raise MissingExtra("serving a policy", extra)
     if fresh is not None:
-        return serving.fresh(load([fresh], overrides), SystemClock(), NullSink())
+        return serving.fresh(load([fresh], overrides), SystemClock(), NullSink(), device)
     if overrides:
         raise ConfigError("--set goes with --fresh: a run is served as it was configured")
     assert run is not None
     if serving.is_model(run):
-        return serving.of_folder(run, SystemClock(), NullSink())
-    return serving.of_run(RunFolder(run), SystemClock(), NullSink())
+        return serving.of_folder(run, SystemClock(), NullSink(), device)
+    return serving.of_run(RunFolder(run), SystemClock(), NullSink(), device)
 
 
 async def _serve(

@@ -39,8 +39,9 @@ class EmbeddedConfig(PartConfig):
     stall: float = Field(2.0, gt=0)
     """How much longer prompts may make a step, as a multiple of what the decoding requests alone need:
     prompts are cut so that decoding is never starved."""
-    device: str = "cpu"
-    """Where it computes: `cpu`, `cuda`, `cuda:1`, `mps`."""
+    device: str = Field("cpu", pattern=r"^(cpu|mps|cuda(:[0-9]+)?)$")
+    """Where it computes: `cpu`, `cuda`, `cuda:1`, `mps`. In coupled mode, where engine and trainer share
+    their weights, `cpu`."""
 
     def build(
         self,

@@ -42,6 +42,7 @@ from rollwright.rollout.groups import next_number, number_of
 from rollwright.rollout.rounds import Rounds
 from rollwright.run.begin import incarnation
 from rollwright.run.derived import planned
+from rollwright.run.device import device, placed
 from rollwright.run.folder import RunFolder
 from rollwright.run.leases import leased
 from rollwright.run.parts import Parts, build
@@ -320,7 +321,7 @@ async def opened(
     async with AsyncExitStack() as stack:
         version = parts.store.lineage().version(0)
         engine = buildable(config.engine, "engine").build(
-            model=decoder,
+            model=placed(decoder, device(config.engine)),
             version=version,
             clock=clock,
             events=events,

@@ -25,7 +25,6 @@ from rollwright.run.preflight import taskset
 from rollwright.types import PolicyVersion
 
 if TYPE_CHECKING:
-    from rollwright.model.base import Model
     from rollwright.model.decoder import Decoder
     from rollwright.model.tokenizer import PieceTokenizer
 
@@ -41,11 +40,11 @@ class Policy:
     """Where new weights for it would lie."""
 
 
-def of_run(folder: RunFolder, clock: Clock, events: Sink) -> Policy:
-    """The newest checkpoint of the run in `folder`.
+def of_run(folder: RunFolder, clock: Clock, events: Sink, device: str | None = None) -> Policy:
+    """The newest checkpoint of the run in `folder`, on `device` instead of the one that the run used.
 
     Raises:
-        ConfigError: no run folder, or nothing committed yet.
+        ConfigError: no run folder, nothing committed yet, or no such device.
         StoreError, SchemaError: what the run left is damaged, or of another version.
     """
     config = folder.load()
@@ -63,14 +62,15 @@ def of_run(folder: RunFolder, clock: Clock, events: Sink) -> Policy:
         raise ConfigError(f"{folder.tokenizer}: cannot be read ({error.strerror})") from error
     decoder = _decoder(config, codec.size)
     TorchTrainer(decoder, config.trainer).restore(state)
-    return _policy(config, decoder, codec, last.version, clock, events, folder.blobs / "weights")
+    engine = _engine(config, device)
+    return _policy(engine, decoder, codec, last.version, clock, events, folder.blobs / "weights")
 
 
-def fresh(config: RunConfig, clock: Clock, events: Sink) -> Policy:
+def fresh(config: RunConfig, clock: Clock, events: Sink, device: str | None = None) -> Policy:
     """A model of `config` with random weights, the same ones for the same seed.
 
     Raises:
-        ConfigError: rows that don't fit into the model's context.
+        ConfigError: rows that don't fit into the model's context, or no such device.
     """
     tasks = taskset(config)
 
@@ -81,25 +81,28 @@ def fresh(config: RunConfig, clock: Clock, events: Sink) -> Policy:
 
     torch.set_num_threads(1)
     codec = PieceTokenizer(tasks.pieces(), CONTROL)
-    version = PolicyVersion(run="fresh")
-    return _policy(config, _decoder(config, codec.size), codec, version, clock, events, None)
+    version, engine = PolicyVersion(run="fresh"), _engine(config, device)
+    return _policy(engine, _decoder(config, codec.size), codec, version, clock, events, None)
 
 
-def of_folder(path: Path, clock: Clock, events: Sink) -> Policy:
-    """A Hugging Face model with its tokenizer; nothing in the folder is executed.
+def of_folder(path: Path, clock: Clock, events: Sink, device: str | None = None) -> Policy:
+    """A Hugging Face model with its tokenizer, in float32; nothing in the folder is executed.
 
     Raises:
-        ConfigError: not such a folder, or a model that we don't serve.
+        ConfigError: not such a folder, a model that we don't serve, or no such device.
     """
     import torch
 
     from rollwright.model.hf import load
     from rollwright.model.hf_tokenizer import HfTokenizer
+    from rollwright.run.device import device as usable
 
     torch.set_num_threads(1)
     codec = HfTokenizer.from_folder(path)
     version, vocabulary = PolicyVersion(run=path.resolve().name), codec.vocabulary()
-    engine = EmbeddedConfig().build(load(path), version, clock, events, None, vocabulary)
+    chosen = EmbeddedConfig(device=device or "cpu")
+    model = load(path, usable(chosen))
+    engine = chosen.build(model, version, clock, events, None, vocabulary)
     text = TextModel(name=version.run, vocabulary=vocabulary, encode=codec.encode, end=_ends(path))
     return Policy(engine, text, version, None)
 
@@ -134,19 +137,27 @@ def _decoder(config: RunConfig, vocab: int) -> Decoder:
     return decoder
 
 
+def _engine(config: RunConfig, device: str | None) -> EmbeddedConfig:
+    """The engine of the configuration, on `device` where one is given; a run whose engine is elsewhere is
+    served by our own."""
+    chosen = config.engine if isinstance(config.engine, EmbeddedConfig) else EmbeddedConfig()
+    return chosen if device is None else EmbeddedConfig(**{**dict(chosen), "device": device})
+
+
 def _policy(
-    config: RunConfig,
-    model: Model,
+    chosen: EmbeddedConfig,
+    decoder: Decoder,
     codec: PieceTokenizer,
     version: PolicyVersion,
     clock: Clock,
     events: Sink,
     weights: Path | None,
 ) -> Policy:
-    """The engine of the configuration; that of a run whose engine is elsewhere is served by our own."""
+    """What serves `decoder`, whose weights are `version`."""
     from rollwright.agents.template import PieceTemplate
+    from rollwright.run.device import device, placed
 
-    chosen = config.engine if isinstance(config.engine, EmbeddedConfig) else EmbeddedConfig()
+    model = placed(decoder, device(chosen))
     engine = chosen.build(model, version, clock, events, None, codec.vocabulary())
     text = TextModel(
         name=version.run,

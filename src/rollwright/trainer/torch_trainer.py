@@ -144,7 +144,7 @@ class TorchTrainer:
         """See `Trainer.probe`; at temperature 1."""
         ids = torch.from_numpy(tokens.astype(np.int64))
         lengths = (len(ids) - 1,)
-        hidden = self.decoder(ids[:-1], positions(lengths), causal(lengths))
+        hidden = self.decoder(ids[:-1], positions(lengths), causal(lengths, self.decoder.shape))
         logprobs, _ = token_logprobs(self.decoder.logits(hidden), ids[1:], 1.0)
         return Probe(tokens=tokens, logprobs=logprobs.numpy())
 
@@ -223,7 +223,7 @@ class TorchTrainer:
     def _forward(self, micro: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
         """Logprobs and entropies float32[K] of the micro-batch's targets."""
         place = positions(micro.lengths)
-        hidden = self.decoder(micro.ids, place, causal(micro.lengths), keep=micro.keep)
+        hidden = self.decoder(micro.ids, place, causal(micro.lengths, self.decoder.shape), keep=micro.keep)
         return token_logprobs(self.decoder.logits(hidden), micro.targets, temperature)
 
     def _surrogate(self, micro: MicroBatch, logprobs: Tensor, tally: Tally) -> Tensor:
