@@ -244,6 +244,20 @@ def test_calls_parse_and_their_arguments_fit(seed: int, budget: int) -> None:
         assert call.call.arguments.keys() <= schema["properties"].keys()
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_call_whose_end_is_forced_ends_within_its_budget(seed: int) -> None:
+    """Behind a single required string that is not empty only `"}` and the closing mark can come."""
+    tool = spec("sql", {"query": {"type": "string", "minLength": 1}}, ["query"])
+    source = json.dumps([{"name": tool.name, "parameters": tool.parameters}])
+    matcher, anything = SUBJECT.matcher("tools", source, 150), at_random(seed)
+    matcher.accept(OPEN)
+    found = [OPEN, *walk(SUBJECT, matcher, anything, 149)]
+    said = SUBJECT.text(found).decode(errors="replace")
+    assert matcher.complete, said
+    (call, *_) = parse(said, [tool], rollout="r", turn=0).calls
+    assert not call.problem and len(call.call.arguments["query"]) > 0
+
+
 def accepts(text: str, kind: str = "tools", source: str = SOURCE) -> bool:
     """Whether `text`, its marks as control tokens, is a whole word."""
     matcher = SUBJECT.matcher(kind, source)

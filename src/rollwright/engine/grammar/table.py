@@ -7,6 +7,7 @@ library's end token is one of our own behind the last id, so that any ids can be
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 _NOT_INNOCENT = frozenset(b'{}[]",:')
 _OPENERS = (b"{", b"[", b",", b":")
 _REMEMBERED = 4096
+_MARKED = re.compile(rb"\xff\[([0-9]+)\]")
+"""A control token among bytes, as llguidance writes it."""
 _END = b"\x00end"
 
 
@@ -70,7 +73,8 @@ class Table:
         return LLTokenizer(TokenizerWrapper(_Source(self)), slices=[])
 
     def spelled(self, data: bytes) -> list[int]:
-        """Ids whose pieces join to `data`, greedy longest match; it ends early where no token fits."""
+        """Ids whose pieces join to `data`, greedy longest match; it ends early where no token fits. A control
+        token stands in what the library forces as its mark and its number."""
         found = self._spelled.get(data)
         if found is None:
             if len(self._spelled) >= _REMEMBERED:
@@ -82,6 +86,10 @@ class Table:
         found: list[int] = []
         at = 0
         while at < len(data):
+            if marked := _MARKED.match(data, at):  # a byte that no text holds, though a token may spell it
+                found.append(int(marked[1]))
+                at = marked.end()
+                continue
             sizes = range(min(self._longest[data[at]], len(data) - at), 0, -1)
             id = next((id for size in sizes if (id := self._id.get(data[at : at + size])) is not None), None)
             if id is None:
