@@ -22,6 +22,10 @@ class AgentConfig(PartConfig):
     calls_per_turn: int = Field(4, ge=1)
     """Calls of one turn that are made; further ones are answered with an error."""
 
+    calls: Literal["free", "enforced"] = "free"
+    """`enforced`: decoding is held to well-formed calls of the task's tools, with arguments that fit their
+    schemas (extra `grammar`). A policy learns the form of calls then only from what it may still choose."""
+
     def build(self) -> Agent:
         """The agent; it holds no state and serves any number of rollouts at once."""
         from rollwright.agents.tool_agent import ToolAgent

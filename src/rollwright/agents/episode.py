@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from rollwright.agents.base import Continuation, Conversation, Session
 from rollwright.agents.calls import ParsedCall, parse
 from rollwright.agents.config import AgentConfig
+from rollwright.agents.enforced import enforced
 from rollwright.agents.rows import RowBuilder
 from rollwright.clock import within
 from rollwright.errors import ContextOverflow, DeadlineExceeded
@@ -23,6 +24,7 @@ from rollwright.tools.base import Action
 from rollwright.types import (
     CallStatus,
     Completion,
+    Constraint,
     Finish,
     Outcome,
     Provenance,
@@ -58,6 +60,8 @@ class Episode:
     turns: list[Turn] = field(default_factory=list)
     history: list[ToolCall] = field(default_factory=list)
     specs: tuple[ToolSpec, ...] = ()
+    constraint: Constraint | None = None
+    """What decoding is held to."""
     talk: Conversation = field(init=False)
 
     def __post_init__(self) -> None:
@@ -73,6 +77,7 @@ class Episode:
         self.session.draft.rows = self._rows
         self.session.draft.turns = lambda: tuple(self.turns)
         self.specs = self.session.door.specs(self.task.tools)
+        self.constraint = enforced(self.specs) if self.config.calls == "enforced" else None
         prompt = self.talk.start(self.task.messages, self.specs)
         self.row.given(prompt, Provenance.PROMPT)
         end = None
@@ -133,7 +138,9 @@ class Episode:
 
     async def _speak(self, room: int) -> Completion:
         session = self.session
-        sampling = replace(session.sampling, max_tokens=room, stop=session.template.stop)
+        sampling = replace(
+            session.sampling, max_tokens=room, stop=session.template.stop, constraint=self.constraint
+        )
         name = session.identity.rollout
         return await session.engine.generate(
             self.row.tokens(), sampling, request=f"{name}/{len(self.turns)}", session=name

@@ -12,17 +12,22 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from rollwright.agents.config import AgentConfig
+from rollwright.agents.enforced import enforced
+from rollwright.agents.template import CONTROL, PieceTemplate
 from rollwright.config import RunConfig, override, parsed
 from rollwright.engine.config import EmbeddedConfig
 from rollwright.engine.kv.embedded import fitting
-from rollwright.errors import ConfigError, SandboxUnavailable
+from rollwright.errors import ConfigError, ConstraintError, MissingExtra, SandboxUnavailable
+from rollwright.model.tokenizer import PieceTokenizer
 from rollwright.plugins import buildable
 from rollwright.run.capacity import memory
 from rollwright.run.derived import Derived, derive, human, kv_values
-from rollwright.run.rehearse import Faulty, on_paper
+from rollwright.run.rehearse import ON_PAPER, Faulty, on_paper
 from rollwright.sandbox.base import SandboxProvider
 from rollwright.sandbox.config import ProcessSandbox
 from rollwright.tasks.base import TaskSet, Warns
@@ -55,8 +60,10 @@ def check(config: RunConfig, at: Path | None = None) -> Derived:
 
     Raises:
         ConfigError: rows that don't fit, too few held-out tasks, a warm start without demonstrations, scripts
-            with calls that no tool takes or that the limits cut, a twin that nothing can be right on, too few
-            sandboxes, a folder that cannot be written, or too little room on its disk or in memory.
+            with calls that no tool takes or that the limits cut, a twin that nothing can be right on, calls
+            that decoding cannot be held to, too few sandboxes, a folder that cannot be written, or too little
+            room on its disk or in memory.
+        MissingExtra: calls are enforced and the extra `grammar` is missing.
         SandboxUnavailable: this kernel has no walls, and `unsafe` was not said.
         PluginError: a part or a tool that doesn't exist.
     """
@@ -70,6 +77,7 @@ def check(config: RunConfig, at: Path | None = None) -> Derived:
     for branch in ("engine", "agent", "reward", "algorithm"):
         buildable(getattr(config, branch), branch)
     ToolRegistry.installed().specs(tasks.task("train", 0).tools)
+    calls(config, tasks)
     derived = derive(config, tasks)
     if derived.prompt_tokens >= derived.row_tokens:
         raise ConfigError(
@@ -88,6 +96,35 @@ def check(config: RunConfig, at: Path | None = None) -> Derived:
     fits_in_memory(config, derived)
     room(derived, at or Path(config.folder), held=_size(at) if at else 0)
     return derived
+
+
+def calls(config: RunConfig, tasks: TaskSet) -> None:
+    """Refuse to enforce calls where decoding cannot be held to them; a server says so of its own.
+
+    Raises:
+        ConfigError: a tool whose parameters cannot be enforced; says what of them.
+        MissingExtra: the extra `grammar` is missing.
+    """
+    wanted = isinstance(config.agent, AgentConfig) and config.agent.calls == "enforced"
+    if not wanted or not isinstance(config.engine, EmbeddedConfig):
+        return
+    if find_spec("llguidance") is None:
+        raise MissingExtra("agent.calls = 'enforced'", "grammar")
+    from rollwright.engine.grammar.guided import GuidedGrammars
+
+    codec, registry = PieceTokenizer(tasks.pieces(), CONTROL), ToolRegistry.installed()
+    grammars, stop = GuidedGrammars(codec.vocabulary()), PieceTemplate(codec).stop
+    offered = (tasks.task("train", number).tools for number in range(ON_PAPER))
+    for names in dict.fromkeys(offered):
+        constraint = enforced(registry.specs(names))
+        try:
+            if constraint is not None:
+                grammars.matcher(constraint, stop)
+        except ConstraintError as error:
+            raise ConfigError(
+                f"agent.calls = 'enforced': decoding cannot be held to the tools {', '.join(names)} of the "
+                f"tasks '{tasks.name}': {error}; mend their parameters, or set agent.calls = 'free'"
+            ) from error
 
 
 def sandboxes(config: RunConfig) -> None:
@@ -195,7 +232,8 @@ def evaluation(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     """The configuration of an evaluation of the run that `config` made.
 
     Raises:
-        ConfigError: as `config.override`; or an override that cannot have an effect.
+        ConfigError: as `config.override`; an override that cannot have an effect; or as `calls`.
+        MissingExtra: as `calls`.
     """
     for key in _leaves(parsed(overrides)):
         branch, _, rest = key.partition(".")
@@ -209,7 +247,9 @@ def evaluation(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
                 f"trained: leave it out (what has one: {', '.join(MEASURED_BY)} and "
                 f"{', '.join(f'rollout.{name}' for name in MEASURED_BY_ROLLOUT)})"
             )
-    return override(config, overrides)
+    changed = override(config, overrides)
+    calls(changed, taskset(changed))
+    return changed
 
 
 def _leaves(tree: dict[str, Any], above: str = "") -> Iterator[str]:
