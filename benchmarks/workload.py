@@ -52,6 +52,12 @@ class Workload(msgspec.Struct, frozen=True):
         turns = sum(len(tools) + 1 for group in self.groups for tools in group.tools)
         return len(self.groups) * self.prompt + turns * (self.sampled + self.observed)
 
+    @property
+    def live(self) -> int:
+        """Tokens to keep so that what goes on is not evicted: the prompts, and two turns of each
+        rollout. What has ended need not stay."""
+        return len(self.groups) * self.prompt + 2 * self.rollouts * (self.sampled + self.observed)
+
 
 def load(prompt: int, groups: int | None = None) -> Workload:
     """The kept workload with prompts of that many tokens, or only its first groups."""

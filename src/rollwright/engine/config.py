@@ -36,7 +36,7 @@ class EmbeddedConfig(PartConfig):
     of being computed again."""
     prefill_tokens: int = Field(512, ge=1)
     """Most prompt tokens computed in one step; longer prompts take several steps."""
-    stall: float = Field(2.0, gt=0)
+    stall: float = Field(1.5, gt=0)
     """How much longer prompts may make a step, as a multiple of what the decoding requests alone need:
     prompts are cut so that decoding is never starved."""
     device: str = Field("cpu", pattern=r"^(cpu|mps|cuda(:[0-9]+)?)$")

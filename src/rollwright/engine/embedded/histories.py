@@ -24,6 +24,10 @@ SHARE = 64
 """Shortest piece of a prefix, in tokens, that is read in place; shorter ones are copied into the row."""
 
 
+SPARE = 8
+"""Most tokens at the end of a resting history that are forgotten so that the rest can be taken whole."""
+
+
 class Histories:
     """The KV of everything that runs or rests."""
 
@@ -74,6 +78,9 @@ class Histories:
         """Give `request` a row and what is cached of it; the row, or None where the rest of it would not fit
         beside what is locked. `alone`: nobody else is about to read what it goes on from."""
         radix, batch = self.radix, self.batch
+        ends, matched = self.match(request)
+        if alone and ends.start < matched < ends.end <= matched + SPARE and not (ends.children or ends.locks):
+            radix.trim(ends, matched - ends.start)  # a cut would leave it to be read in place
         found = radix.reach(self.version, request.tokens[:-1].tobytes())
         copied, node = [], found
         while node.parent is not None:

@@ -58,9 +58,9 @@ class KV:
         self._resize(max(self.rows, _up(rows, ROWS)), max(self.places, _up(places, POSITIONS)), used)
 
     def shrink(self, rows: int, places: int) -> None:
-        """Give back what is more than twice of `rows` rows or of `places` tokens."""
+        """Give back memory where `rows` rows of `places` tokens are at most half of it."""
         used, rows, places = rows, _up(rows, ROWS), _up(places, POSITIONS)
-        if 2 * rows <= self.rows or 2 * places <= self.places:
+        if 2 * rows * places <= self.rows * self.places:
             self._resize(min(rows, self.rows), min(places, self.places), used)
 
     def _resize(self, rows: int, places: int, used: int) -> None:

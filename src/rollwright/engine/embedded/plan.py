@@ -7,15 +7,14 @@ once: no position lies in both.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from torch import Tensor
 
 from rollwright.engine.embedded.kv import Index
-from rollwright.engine.embedded.radix import Node
+from rollwright.engine.embedded.radix import Node, Views
 
 
 @dataclass(frozen=True)
@@ -31,14 +30,11 @@ class Chunk:
 class Segment:
     """A node that some of a step's tokens read in place; `tokens` int64[n] are their numbers in the plan."""
 
-    block: Tensor
+    views: Views
     start: int
+    end: int
+    """Position behind its last."""
     tokens: Index
-
-    @property
-    def end(self) -> int:
-        """Position behind its last."""
-        return self.start + self.block.shape[3]
 
 
 @dataclass(frozen=True)
@@ -58,10 +54,23 @@ class Plan:
     levels: tuple[tuple[Segment, ...], ...]
     """What is read in place: each token at most once in each level."""
 
+    @property
+    def alike(self) -> bool:
+        """Whether all that is computed is the next token of rows that read nothing else. Then every row in
+        use decodes."""
+        return not self.chunks and not self.levels
+
     @cached_property
     def plain(self) -> bool:
-        """Whether the first rows decode, all of them, and read nothing but their rows."""
-        return not self.chunks and not self.levels and int(self.rows[-1]) + 1 == len(self.rows)
+        """Whether these are the first rows too, without a hole."""
+        return self.alike and int(self.rows[-1]) + 1 == len(self.rows)
+
+    def firsts(self) -> Iterator[tuple[Chunk, int]]:
+        """Each chunk and the number of its first token."""
+        number = self.decoding
+        for chunk in self.chunks:
+            yield chunk, number
+            number += chunk.end - chunk.start
 
     def next(self) -> Plan:
         """One token further, of a plain plan."""
@@ -101,5 +110,4 @@ def draw(
 
 
 def _segment(node: Node, tokens: list[int]) -> Segment:
-    assert node.block is not None, "the root is read by nobody"
-    return Segment(node.block, node.start, np.array(tokens, np.int64))
+    return Segment(node.views(), node.start, node.end, np.array(tokens, np.int64))

@@ -24,17 +24,22 @@ TOKEN = 4
 """Bytes of one token in a key: keys are the raw bytes of int32 ids, compared as memory."""
 
 
+Views = list[tuple[Tensor, Tensor]]
+"""Keys and values of each layer, float[1, kv_heads, tokens, head_dim]."""
+
+
 class Node:
     """An edge and what lies behind it: `key` are its tokens' bytes, `block` float[…, tokens, head_dim] their
     KV, on the device or (`host`) in the host tier. `end` tokens lead from the root to its end; `locks`
     running requests read it in place."""
 
-    __slots__ = ("block", "children", "end", "host", "key", "locks", "parent", "used")
+    __slots__ = ("_views", "block", "children", "end", "host", "key", "locks", "parent", "used")
 
     def __init__(self, key: bytes, block: Tensor | None, parent: Node | None, used: int) -> None:
         self.key, self.block, self.parent, self.used = key, block, parent, used
         self.children: dict[bytes, Node] = {}
         self.locks, self.host = 0, False
+        self._views: tuple[Tensor, Views] | None = None
         self.end: int = (parent.end if parent else 0) + len(key) // TOKEN
 
     def __len__(self) -> int:
@@ -44,6 +49,14 @@ class Node:
     def start(self) -> int:
         """Tokens before it."""
         return self.end - len(self)
+
+    def views(self) -> Views:
+        """Its block by layer, as attention takes it; made once for as long as the block is the same."""
+        assert self.block is not None, "the root holds nothing"
+        if self._views is None or self._views[0] is not self.block:
+            layers = [(layer[0].unsqueeze(0), layer[1].unsqueeze(0)) for layer in self.block]
+            self._views = (self.block, layers)
+        return self._views[1]
 
     def up(self) -> Iterator[Node]:
         """The path from here to the root, which is left out."""
@@ -122,6 +135,17 @@ class Radix:
         block = node.block
         self._remove(node)
         return block
+
+    def trim(self, node: Node, tokens: int) -> None:
+        """Forget all but the first `tokens` of a free leaf."""
+        assert not node.children and not node.locks and node.block is not None, "only a free leaf is trimmed"
+        gone = len(node) - tokens
+        node.key, node.block = node.key[: tokens * TOKEN], node.block[..., :tokens, :].clone()
+        node.end -= gone
+        if node.host:
+            self.host_tokens -= gone
+        else:
+            self.tokens -= gone
 
     def insert(self, version: PolicyVersion, key: bytes, read: Callable[[int, int], Tensor]) -> Node:
         """Add `key`; `read(start, end)` gives a block for the tokens that are missing, which the tree then

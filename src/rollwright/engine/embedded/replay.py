@@ -21,7 +21,7 @@ from torch import Tensor
 from rollwright.engine.embedded.kv import KV, Index
 from rollwright.model.folded import Folded, Layer
 
-STRIDE = 16
+STRIDE = 32
 """Places that one set of views reaches beyond the last."""
 
 _silu = torch._C._nn.silu  # without the checks of `functional.silu`
@@ -48,7 +48,12 @@ class Replay:
         and places of their rows."""
         kv, most = self._kv, int(places.max()) + 1
         seen = min(-(-most // STRIDE) * STRIDE, kv.places)
-        if seen != self._seen or kv.table is not self._table or self._model.layers is not self._weights:
+        if (
+            seen > self._seen
+            or 2 * seen <= self._seen
+            or kv.table is not self._table
+            or self._model.layers is not self._weights
+        ):
             self._build(seen)
             self._hide(places)
         elif (places == self._places + 1).all():

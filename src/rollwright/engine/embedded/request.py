@@ -47,6 +47,10 @@ class Request:
     """Makes the two that follow afresh."""
     passed: int = 0
     """How often another request was admitted before it that came later."""
+    leads: bool = False
+    """Whether others wait for it to compute the prefix they share."""
+    follows_another: bool = False
+    """Whether it waits for that."""
     matcher: Matcher | None = None
     """Where it stands in its constraint's language."""
     stop_text: StopText | None = None

@@ -16,7 +16,7 @@ from rollwright.clock import Clock
 from rollwright.engine.base import InFlight
 from rollwright.engine.config import EmbeddedConfig
 from rollwright.engine.embedded.effort import Effort
-from rollwright.engine.embedded.histories import Histories
+from rollwright.engine.embedded.histories import SHARE, Histories
 from rollwright.engine.embedded.kv import Index
 from rollwright.engine.embedded.plan import Chunk, Plan, draw
 from rollwright.engine.embedded.request import Request
@@ -116,10 +116,13 @@ class Scheduler:
         missing = batch.length[active] - batch.computed[active]
         budget = self._config.prefill_tokens - int(missing[missing > 1].sum())
         for request in self.waiting.ordered(lambda r: self.histories.match(r)[1]):
-            if batch.full or budget <= 0:
+            if batch.full:
                 return
+            if budget <= 0 and request.follows_another:
+                continue
             _, cached = self.histories.match(request)
-            if self._waits_for_sibling(request, cached):
+            request.follows_another = self._waits_for_sibling(request, cached)
+            if budget <= 0 or request.follows_another:
                 continue
             row = self.histories.admit(request, self._alone(request, cached))
             if row is None:
@@ -152,6 +155,9 @@ class Scheduler:
         if common < cached + SIBLING:
             return False
         if batch.computed[best] < common:
+            leader = batch.requests[best]
+            assert leader is not None, f"row {best} is empty"
+            leader.leads = True
             return True
         self.histories.publish(best, common)
         return False
@@ -174,6 +180,10 @@ class Scheduler:
         limit = histories.row_tokens
         wanted = np.minimum(batch.length[active] - batch.computed[active], self._config.prefill_tokens)
         full = batch.computed[active] - batch.base[active] + wanted > limit
+        for row in active[wanted > 1].tolist():
+            request, computed = batch.requests[row], int(batch.computed[row])
+            if request is not None and request.leads and computed - batch.base[row] >= SHARE:
+                histories.publish(row, computed)  # so that its row needs not hold what others will share
         for row in active[full].tolist():
             while batch.length[row]:
                 computed, used = int(batch.computed[row]), int(batch.computed[row] - batch.base[row])

@@ -21,13 +21,16 @@ from rollwright.model.base import Model
 from rollwright.model.folded import Folded
 from rollwright.types import Floats, Ints
 
+REPLAYS = 8
+"""Batch sizes for which bound operations are kept."""
+
 
 class Stepper:
     """Computes steps of `model` over `kv`."""
 
     def __init__(self, model: Model, kv: KV) -> None:
         self._model, self._kv = model, kv
-        self._replay: Replay | None = None
+        self._replays: dict[int, Replay] = {}  # by rows, the longest unused first
         self._how: tuple[int, Index, Narrowing] | None = None
 
     def advance(self, batch: Batch, plan: Plan, drawn: Index | None) -> tuple[npt.NDArray[np.int64], Floats]:
@@ -39,7 +42,7 @@ class Stepper:
         """
         ids = batch.tokens[plan.rows, plan.positions].astype(np.int64)
         rows, positions = plan.rows, plan.positions
-        logits = self._replayed(ids, plan) if plan.plain else None
+        logits = self._replayed(ids, plan) if plan.alike else None
         if logits is None:
             logits = self._computed(ids, plan, drawn)
         if drawn is not None:
@@ -54,9 +57,17 @@ class Stepper:
         model = self._model
         if not isinstance(model, Folded) or any(model.shape.windows):
             return None
-        if self._replay is None or self._replay.rows != len(ids):
-            self._replay = Replay(model, self._kv, len(ids))
-        return self._replay.logits(ids, plan.positions, plan.places)
+        rows = int(plan.rows[-1]) + 1
+        replay = self._replays.pop(rows, None) or Replay(model, self._kv, rows)
+        self._replays[rows] = replay
+        if len(self._replays) > REPLAYS:
+            self._replays.pop(next(iter(self._replays)))
+        if rows == len(ids):
+            return replay.logits(ids, plan.positions, plan.places)
+        # a free row computes something unused, and writes it where nothing is
+        spread = np.zeros((3, rows), np.int64)
+        spread[:, plan.rows] = ids, plan.positions, plan.places
+        return replay.logits(*spread)[torch.from_numpy(plan.rows)]
 
     def _computed(self, ids: Index, plan: Plan, drawn: Index | None) -> torch.Tensor:
         device = self._kv.device
