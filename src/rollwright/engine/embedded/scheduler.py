@@ -21,7 +21,7 @@ from rollwright.engine.embedded.kv import Index
 from rollwright.engine.embedded.plan import Chunk, Plan, draw
 from rollwright.engine.embedded.request import Request
 from rollwright.engine.embedded.step import Stepper
-from rollwright.engine.embedded.waiting import Waiting
+from rollwright.engine.embedded.waiting import PATIENCE, Waiting
 from rollwright.engine.pace import Pace
 from rollwright.model.base import Model
 from rollwright.model.folded import Folded, served
@@ -126,6 +126,8 @@ class Scheduler:
                 continue
             row = self.histories.admit(request, self._alone(request, cached))
             if row is None:
+                if request.passed >= PATIENCE:
+                    return  # whoever else came in would keep it out for ever
                 continue
             self.waiting.passed_by(request)
             self.waiting.remove(request)
