@@ -80,6 +80,9 @@ class LoopConfig(PartConfig):
     """Longest wait in seconds for the groups of one step before the run stops with an error."""
     report_seconds: float = Field(1.0, gt=0)
     """Seconds between two live figures of a process."""
+    metrics_port: int = Field(0, ge=0, le=65535)
+    """Port on 127.0.0.1 where the process that makes the rollouts answers `GET /metrics` for Prometheus; 0 is
+    none."""
 
 
 class EvaluationConfig(PartConfig):

@@ -8,6 +8,7 @@ async mode; only the order differs.
 from __future__ import annotations
 
 from rollwright.clock import SystemClock
+from rollwright.engine.serve.scrape import scraped
 from rollwright.events import EventLog
 from rollwright.pool.base import WorkKind
 from rollwright.run.folder import RunFolder
@@ -28,9 +29,11 @@ async def work(folder: RunFolder, events: EventLog, stop: Stop) -> None:
         lease = leases[WorkKind.TRAINING]
         trainer = TrainerSide(parts, channel, events, lease)
         await trainer.open()
-        async with opened(
-            parts, channel, trainer.trainer.decoder, events, leases, "coupled", rounds=True
-        ) as rollouts:
+        decoder = trainer.trainer.decoder
+        async with (
+            opened(parts, channel, decoder, events, leases, "coupled", rounds=True) as rollouts,
+            scraped(rollouts.engine, parts.config.loop.metrics_port, parts.clock),
+        ):
             if lease.revoked:
                 return
             await rollouts.first_weights()

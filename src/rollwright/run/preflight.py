@@ -22,6 +22,7 @@ from rollwright.agents.template import CONTROL, PieceTemplate
 from rollwright.config import RunConfig, override, parsed
 from rollwright.engine.config import EmbeddedConfig
 from rollwright.engine.kv.embedded import fitting
+from rollwright.engine.serve.scrape import free
 from rollwright.errors import ConfigError, ConstraintError, MissingExtra, SandboxUnavailable
 from rollwright.model.tokenizer import PieceTokenizer
 from rollwright.plugins import buildable
@@ -62,7 +63,7 @@ def check(config: RunConfig, at: Path | None = None) -> Derived:
         ConfigError: rows that don't fit, too few held-out tasks, a warm start without demonstrations, scripts
             with calls that no tool takes or that the limits cut, a twin that nothing can be right on, calls
             that decoding cannot be held to, too few sandboxes, a folder that cannot be written, or too little
-            room on its disk or in memory.
+            room on its disk or in memory, or a metrics port that is taken.
         MissingExtra: calls are enforced and the extra `grammar` is missing.
         SandboxUnavailable: this kernel has no walls, and `unsafe` was not said.
         PluginError: a part or a tool that doesn't exist.
@@ -92,6 +93,7 @@ def check(config: RunConfig, at: Path | None = None) -> Derived:
         derived, warnings=(*told, *(f"tasks '{tasks.name}', {line}" for line in paper.warnings))
     )
     sandboxes(config)
+    free(config.loop.metrics_port)
     writable(at or Path(config.folder))
     fits_in_memory(config, derived)
     room(derived, at or Path(config.folder), held=_size(at) if at else 0)

@@ -24,6 +24,7 @@ from rollwright.archive.reader import opened as opened_archive
 from rollwright.buffer.base import Drop, Store, put_when_room
 from rollwright.clock import SystemClock
 from rollwright.engine.base import Engine
+from rollwright.engine.serve.scrape import scraped
 from rollwright.errors import ConfigError, DeadlineExceeded, NoSignal
 from rollwright.evals.statistics import wilson
 from rollwright.events import Evaluated, EventLog, Metrics, Noted, WeightsPushed, read_events
@@ -394,6 +395,7 @@ async def work(folder: RunFolder, events: EventLog, stop: Stop) -> None:
     async with (
         leased(parts.clock, events, stop, *kinds) as leases,
         opened(parts, channel, parts.decoder(), events, leases, "rollouts") as side,
+        scraped(side.engine, parts.config.loop.metrics_port, parts.clock),
     ):
         await side.first_weights()
         if side.lease.revoked:
