@@ -65,6 +65,11 @@ class Served:
         finally:
             await self.server.stop(0.0)
 
+    def sampled(self) -> int:
+        """Tokens that the engine has sampled so far."""
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(self.engine.health(), self._loop).result(20).sampled_tokens
+
     def close(self) -> None:
         """Stop serving and wait for it."""
         assert self._loop is not None

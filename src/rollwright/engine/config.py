@@ -60,13 +60,16 @@ class EmbeddedConfig(PartConfig):
 
 
 class RemoteConfig(PartConfig):
-    """An engine that `rollwright serve` runs, in another process or on another machine."""
+    """An engine, or several as one, that `rollwright serve` runs in other processes or on other machines."""
 
     type: Literal["remote"] = "remote"
     """Name of the implementation."""
     address: str = ""
-    """File that the server wrote: its URLs, its tokens and its weights folder. Without it give `url`; the
-    tokens then come from ROLLWRIGHT_TOKEN and ROLLWRIGHT_CONTROL_TOKEN."""
+    """File that the server wrote: its URLs, its tokens and its weights folder. Without it give `addresses` or
+    `url`; with `url` the tokens come from ROLLWRIGHT_TOKEN and ROLLWRIGHT_CONTROL_TOKEN."""
+    addresses: tuple[str, ...] = ()
+    """Such files of several servers with the same model: each request goes to one of them, where its prefix
+    lies, and to another one when that one dies."""
     url: str = ""
     """Public port, for example `http://127.0.0.1:8000`."""
     control_url: str = ""
@@ -80,8 +83,13 @@ class RemoteConfig(PartConfig):
 
     @model_validator(mode="after")
     def _somewhere(self) -> RemoteConfig:
-        if (not self.address) == (not self.url):
-            raise ValueError("engine.type = 'remote' takes either address (the server's file) or url")
+        if sum(map(bool, (self.address, self.addresses, self.url))) != 1:
+            raise ValueError(
+                "engine.type = 'remote' takes one of address (the server's file), addresses (several of them) "
+                "and url"
+            )
+        if len(set(self.addresses)) < len(self.addresses) or "" in self.addresses:
+            raise ValueError(f"engine.addresses = {list(self.addresses)}: name each server's file once")
         return self
 
     def build(
@@ -93,7 +101,8 @@ class RemoteConfig(PartConfig):
         lease: Lease | None = None,
         vocabulary: Vocabulary | None = None,
     ) -> Engine:
-        """The engine there; `model` and `version` are the server's own, until the first update.
+        """The engine there, or the engines as one; `model` and `version` are the servers' own, until the
+        first update.
 
         Raises:
             ConfigError: no address file, or no token.

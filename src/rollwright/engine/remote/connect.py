@@ -1,4 +1,4 @@
-"""From the configuration to a remote engine.
+"""From the configuration to a remote engine, or to several as one.
 
 Role: finds address and tokens. Neighbours: `RemoteConfig.build` calls it. Invariant: a token comes from the
 server's file or from the environment, never from the configuration, which is kept in run folders.
@@ -10,17 +10,19 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rollwright.clock import Clock
+from rollwright.engine.base import Engine
 from rollwright.engine.config import RemoteConfig
 from rollwright.engine.remote import secrets
 from rollwright.engine.remote.address import Address, read
 from rollwright.engine.remote.engine import RemoteEngine
+from rollwright.engine.replicas import Replicas
 from rollwright.errors import ConfigError, MissingExtra
 from rollwright.events import Sink
 from rollwright.pool.base import Lease
 
 
-def connect(config: RemoteConfig, clock: Clock, events: Sink, lease: Lease | None = None) -> RemoteEngine:
-    """An engine over the server that `config` names; nothing is sent yet.
+def connect(config: RemoteConfig, clock: Clock, events: Sink, lease: Lease | None = None) -> Engine:
+    """An engine over the server that `config` names, `Replicas` over several; nothing is sent yet.
 
     Raises:
         ConfigError: no address file, or no token.
@@ -28,24 +30,30 @@ def connect(config: RemoteConfig, clock: Clock, events: Sink, lease: Lease | Non
     """
     if find_spec("httpx") is None:
         raise MissingExtra("an engine in another process", "serve")
-    folder = None
-    if config.address:
-        address, folder = read(Path(config.address))
-    else:
-        if not secrets.token():
-            raise ConfigError(f"engine.url = {config.url!r}: set {secrets.PUBLIC} to the server's token")
-        address = Address(
-            url=config.url.rstrip("/"),
-            token=secrets.token(),
-            control_url=config.control_url.rstrip("/"),
-            control_token=secrets.control_token(),
+    files = config.addresses or ((config.address,) if config.address else ())
+    places = [read(Path(file)) for file in files] or [(_named(config), None)]
+    engines = [
+        RemoteEngine(
+            address,
+            clock,
+            events,
+            folder=Path(config.weights) if config.weights else folder,
+            silence=config.silence,
+            patience=config.patience,
+            lease=lease,
         )
-    return RemoteEngine(
-        address,
-        clock,
-        events,
-        folder=Path(config.weights) if config.weights else folder,
-        silence=config.silence,
-        patience=config.patience,
-        lease=lease,
+        for address, folder in places
+    ]
+    return Replicas(engines, clock, events) if config.addresses else engines[0]
+
+
+def _named(config: RemoteConfig) -> Address:
+    """Where `url` points, with the tokens of the environment."""
+    if not secrets.token():
+        raise ConfigError(f"engine.url = {config.url!r}: set {secrets.PUBLIC} to the server's token")
+    return Address(
+        url=config.url.rstrip("/"),
+        token=secrets.token(),
+        control_url=config.control_url.rstrip("/"),
+        control_token=secrets.control_token(),
     )
