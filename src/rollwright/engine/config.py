@@ -85,8 +85,7 @@ class RemoteConfig(PartConfig):
     def _somewhere(self) -> RemoteConfig:
         if sum(map(bool, (self.address, self.addresses, self.url))) != 1:
             raise ValueError(
-                "engine.type = 'remote' takes one of address (the server's file), addresses (several of them) "
-                "and url"
+                "engine.type = 'remote' takes one of address (the server's file), addresses (several) and url"
             )
         if len(set(self.addresses)) < len(self.addresses) or "" in self.addresses:
             raise ValueError(f"engine.addresses = {list(self.addresses)}: name each server's file once")
