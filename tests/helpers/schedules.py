@@ -47,6 +47,7 @@ MECHANISMS = {
     "published": "histories.publish",
     "taken": "histories.radix.take",
     "split": "histories.radix._split",
+    "trimmed": "histories.radix.trim",
     "promoted": "histories.radix._promote",
     "demoted": "histories.radix._demote",
     "dropped": "histories.radix._drop",
@@ -65,6 +66,8 @@ class Settings:
     kind: Kind
     share: int
     """Shortest prefix, in tokens, that is read in place."""
+    small: int
+    """Scores up to which a chunk is computed in batched products."""
     config: EmbeddedConfig
 
 
@@ -81,7 +84,7 @@ def settings(rng: np.random.Generator) -> Settings:
     if max(min(config.row_tokens, CONTEXT), config.kv_tokens) < 60:
         config = config.model_copy(update={"row_tokens": 80})
     kind = KINDS[int(rng.integers(len(KINDS)))]
-    return Settings(kind, int(rng.choice([1, 4, 12, 64, 64, 64])), config)
+    return Settings(kind, int(rng.choice([1, 4, 12, 64, 64, 64])), int(rng.choice([0, 300, 1 << 15])), config)
 
 
 @dataclass
@@ -92,15 +95,15 @@ class Play:
     counts: Counter[str] = field(default_factory=Counter)
     worst: float = 0.0
 
-    async def run(self, share: Callable[[int], None]) -> None:
-        """Play it to its end; `share` sets what is read in place.
+    async def run(self, tune: Callable[[Settings], None]) -> None:
+        """Play it to its end; `tune` sets what is no configuration.
 
         Raises:
             AssertionError: a completion is wrong, or the engine lost something.
         """
         rng = np.random.default_rng(self.seed)
         self._settings = chosen = settings(rng)
-        share(chosen.share)
+        tune(chosen)
         self._version, self._models = FIRST, {FIRST: decoder(chosen.kind, 0)}
         self.engine = EmbeddedEngine(
             copied(chosen.kind, 0), chosen.config, FIRST, SystemClock(), ListSink(), vocabulary=WORDS
@@ -144,6 +147,7 @@ class Play:
             )
             self.counts["several levels"] += len(plan.levels) > 1
             self.counts["prompts beside decoding"] += bool(plan.decoding and plan.chunks)
+            self.counts["fused chunks"] += bool(plan.chunks) and not self._settings.small
             self.counts["prompts cut"] += any(
                 chunk.end < scheduler.batch.length[chunk.row] - 1 for chunk in plan.chunks
             )

@@ -4,13 +4,13 @@ from collections import Counter
 
 import pytest
 from cold import TOLERANCE
-from schedules import MECHANISMS, Play
+from schedules import MECHANISMS, Play, Settings
 
-from rollwright.engine.embedded import histories
+from rollwright.engine.embedded import attend, histories, scheduler
 
 HAPPENED = {
     *MECHANISMS,
-    *("replayed", "computed", "read in place", "read in place by several", "several levels"),
+    *("replayed", "computed", "read in place", "read in place by several", "several levels", "fused chunks"),
     *("prompts beside decoding", "prompts cut", "forked", "streamed", "refused", "cancelled", "cached"),
     *("stop", "length", "abort", "several versions", "keep", "wait", "abort all", "update while paused"),
     *("update continue", "update restart", "update stop"),
@@ -21,12 +21,19 @@ RARE = {"compacted rows", "dropped"}
 
 async def play(seeds: range, monkeypatch: pytest.MonkeyPatch) -> tuple[Counter[str], float]:
     """Play them all; what happened, in how many schedules, and the largest difference of a logprob."""
+
+    def tune(settings: Settings) -> None:
+        for module in (histories, scheduler):
+            monkeypatch.setattr(module, "SHARE", settings.share)
+        monkeypatch.setattr(attend, "SMALL", settings.small)
+
     total: Counter[str] = Counter()
     worst = 0.0
     for seed in seeds:
         schedule = Play(seed)
+
         try:
-            await schedule.run(lambda share: monkeypatch.setattr(histories, "SHARE", share))
+            await schedule.run(tune)
         except Exception as error:
             raise AssertionError(f"schedule {seed}: {error}") from error
         total.update({name for name, count in schedule.counts.items() if count})

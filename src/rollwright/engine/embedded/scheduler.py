@@ -109,9 +109,9 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Give rows to waiting requests as long as this step can begin their prompts."""
-        batch = self.batch
-        if batch.full or not len(self.waiting):
+        if self.batch.full or not len(self.waiting):
             return
+        batch = self.batch
         active = batch.active()
         missing = batch.length[active] - batch.computed[active]
         budget = self._config.prefill_tokens - int(missing[missing > 1].sum())
