@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import socket
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +13,8 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from serving import COMMAND, environment
+from serving import serving as served
 
 from rollwright.clock import SystemClock
 from rollwright.engine.config import RemoteConfig
@@ -24,39 +23,17 @@ from rollwright.errors import EngineClosed
 from rollwright.events import NullSink
 from rollwright.types import Finish, PolicyVersion, Sampling
 
-COMMAND = [sys.executable, "-P", "-c", "from rollwright.cli.main import app; app()", "serve"]
 CONFIG = '[tasks]\ntype = "records"\n[model]\ndim = 32\nlayers = 1\nffn = 32\n'
 PROMPT = np.arange(1, 20, dtype=np.int32)
-
-
-def environment(**more: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("ROLLWRIGHT")}
-    return {**kept, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", **more}
 
 
 @contextmanager
 def serving(folder: Path, *options: str, **more: str) -> Iterator[subprocess.Popen[str]]:
     """A server of a fresh model, its address in `serve.json`; dead at the end."""
     (folder / "fresh.toml").write_text(CONFIG)
-    line = [*COMMAND, "--fresh", "fresh.toml", "--port", "0", "--weights", str(folder / "weights"), *options]
-    process = subprocess.Popen(
-        line,
-        cwd=folder,
-        env=environment(**more),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
-        for _ in range(600):
-            if (folder / "serve.json").exists() or process.poll() is not None:
-                break
-            time.sleep(0.1)
-        assert (folder / "serve.json").exists(), process.communicate()[0]
+    given = ("--fresh", "fresh.toml", "--weights", str(folder / "weights"), *options)
+    with served(folder / "serve.json", *given, **more) as process:
         yield process
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def refused(folder: Path, *options: str, **more: str) -> str:
