@@ -33,13 +33,12 @@ class Node:
     KV, on the device or (`host`) in the host tier. `end` tokens lead from the root to its end; `locks`
     running requests read it in place."""
 
-    __slots__ = ("_views", "block", "children", "end", "host", "key", "locks", "parent", "used")
+    __slots__ = ("_block", "_views", "children", "end", "host", "key", "locks", "parent", "used")
 
     def __init__(self, key: bytes, block: Tensor | None, parent: Node | None, used: int) -> None:
         self.key, self.block, self.parent, self.used = key, block, parent, used
         self.children: dict[bytes, Node] = {}
         self.locks, self.host = 0, False
-        self._views: tuple[Tensor, Views] | None = None
         self.end: int = (parent.end if parent else 0) + len(key) // TOKEN
 
     def __len__(self) -> int:
@@ -50,13 +49,22 @@ class Node:
         """Tokens before it."""
         return self.end - len(self)
 
+    @property
+    def block(self) -> Tensor | None:
+        """None at a root."""
+        return self._block
+
+    @block.setter
+    def block(self, block: Tensor | None) -> None:
+        self._block = block
+        self._views: Views | None = None  # they would keep the memory of the block before
+
     def views(self) -> Views:
         """Its block by layer, as attention takes it; made once for as long as the block is the same."""
-        assert self.block is not None, "the root holds nothing"
-        if self._views is None or self._views[0] is not self.block:
-            layers = [(layer[0].unsqueeze(0), layer[1].unsqueeze(0)) for layer in self.block]
-            self._views = (self.block, layers)
-        return self._views[1]
+        assert self._block is not None, "the root holds nothing"
+        if self._views is None:
+            self._views = [(layer[0].unsqueeze(0), layer[1].unsqueeze(0)) for layer in self._block]
+        return self._views
 
     def up(self) -> Iterator[Node]:
         """The path from here to the root, which is left out."""
