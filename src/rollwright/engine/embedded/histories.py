@@ -117,7 +117,22 @@ class Histories:
         self.radix.unlock(batch.nodes[row])
         self.kv.shift(row, tokens - base, int(batch.computed[row]) - base)
         batch.nodes[row], batch.base[row] = node, tokens
+        self._join(node)
         return True
+
+    def _join(self, node: Node) -> None:
+        """Put pieces of a history together that a single request reads, as long as they are of like size:
+        each is a call of its own in every step, and a token is copied only as often as its piece doubles."""
+        above = node.parent
+        while (
+            above is not None
+            and above.parent is not None
+            and len(above.children) == 1
+            and above.locks == node.locks
+            and len(above) <= 2 * len(node)
+        ):
+            self.radix.join(node)
+            above = node.parent
 
     def leave(self, row: int) -> Request:
         """Empty a row; what it computed rests in the tree."""

@@ -16,6 +16,7 @@ import heapq
 from collections.abc import Callable, Iterator
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from rollwright.types import PolicyVersion
@@ -143,6 +144,16 @@ class Radix:
         block = node.block
         self._remove(node)
         return block
+
+    def join(self, node: Node) -> None:
+        """Make one node of `node` and the only one above it that nobody else reads or goes on from."""
+        above = node.parent
+        assert above is not None and above.parent is not None, "the root has no block"
+        assert len(above.children) == 1 and above.locks == node.locks and not (above.host or node.host)
+        assert above.block is not None and node.block is not None, "only the root is empty"
+        node.block = torch.cat((above.block, node.block), -2)
+        node.key, node.parent = above.key + node.key, above.parent
+        above.parent.children[node.key[:TOKEN]] = node
 
     def trim(self, node: Node, tokens: int) -> None:
         """Forget all but the first `tokens` of a free leaf."""

@@ -217,11 +217,13 @@ class Scheduler:
             start = int(batch.computed[row])
             size = min(int(batch.length[row]) - start, budget)
             size = min(size, self.histories.row_tokens - (start - int(batch.base[row])))
+            node = batch.nodes[row]
+            pieces = sum(1 for _ in node.up()) if node is not None else 0
             if allowed < float("inf"):
-                size = min(size, effort.tokens(allowed, start))
+                size = min(size, effort.tokens(allowed, start, pieces))
             chunks.append(Chunk(row, start, start + size))
             budget -= size
-            allowed -= effort.prompt(size, start)
+            allowed -= effort.prompt(size, start, pieces)
             if budget <= 0 or allowed <= 0:
                 break
         return draw(decoding, chunks, batch.computed, batch.base, batch.nodes)
