@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rollwright.clock import SystemClock
 from rollwright.engine.config import EmbeddedConfig
-from rollwright.engine.embedded.effort import Effort
+from rollwright.engine.embedded.effort import CHUNK, Effort
 from rollwright.engine.embedded.engine import EmbeddedEngine
 from rollwright.engine.embedded.plan import Plan
 from rollwright.events import NullSink
@@ -25,21 +25,23 @@ def ids(seed: int, length: int) -> Ints:
     return np.random.default_rng(seed).integers(0, 60, length).astype(np.int32)
 
 
-@given(st.floats(0.001, 1e5), st.integers(0, 100_000))
-def test_an_allowance_buys_the_most_tokens_that_it_pays_for(allowance: float, history: int) -> None:
-    tokens = EFFORT.tokens(allowance, history)
+@given(st.floats(0.001, 1e5), st.integers(0, 100_000), st.integers(0, 9))
+def test_an_allowance_buys_the_most_tokens_that_it_pays_for(
+    allowance: float, history: int, pieces: int
+) -> None:
+    tokens = EFFORT.tokens(allowance, history, pieces)
     slack = 1e-9 * allowance + 1e-9
-    assert tokens == 1 or EFFORT.prompt(tokens, history) <= allowance + slack
-    assert EFFORT.prompt(tokens + 1, history) > allowance - slack
+    assert tokens == 1 or EFFORT.prompt(tokens, history, pieces) <= allowance + slack
+    assert EFFORT.prompt(tokens + 1, history, pieces) > allowance - slack
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=9), st.integers(0, 5000))
-def test_a_prompt_costs_the_same_in_pieces(sizes: list[int], history: int) -> None:
+def test_the_tokens_of_a_prompt_cost_the_same_in_chunks(sizes: list[int], history: int) -> None:
     at, cost = history, 0.0
     for size in sizes:
-        cost += EFFORT.prompt(size, at)
+        cost += EFFORT.prompt(size, at, 0) - CHUNK
         at += size
-    assert cost == pytest.approx(EFFORT.prompt(at - history, history))
+    assert cost == pytest.approx(EFFORT.prompt(at - history, history, 0) - CHUNK)
 
 
 async def plans(stall: float, **settings: int) -> list[tuple[Plan, float, float]]:
@@ -54,8 +56,8 @@ async def plans(stall: float, **settings: int) -> list[tuple[Plan, float, float]
     def watched(batch: Any, plan: Plan, drawn: Any) -> Any:
         if plan.decoding and plan.chunks:
             seen = int(plan.positions[: plan.decoding].sum())
-            cost = sum(effort.prompt(chunk.end - chunk.start, chunk.start) for chunk in plan.chunks)
-            cost -= effort.prompt(1, plan.chunks[-1].end - 1)
+            cost = sum(effort.prompt(chunk.end - chunk.start, chunk.start, 0) for chunk in plan.chunks)
+            cost -= effort.prompt(1, plan.chunks[-1].end - 1, 0)  # one is always computed
             found.append((plan, effort.decode(plan.decoding, seen), cost))
         return advance(batch, plan, drawn)
 
@@ -84,7 +86,7 @@ async def test_long_prompts_take_their_share_of_a_step_and_no_more(stall: float)
         assert plan.decoding >= 4, "somebody who decodes was left out"
         assert prompts < stall * decode, "more than a token beyond what is allowed"
     _, decode, prompts = found[0]
-    assert prompts > stall * decode - 3, "less than allowed"
+    assert prompts > stall * decode - CHUNK - 3, "less than allowed"
 
 
 async def test_without_decoding_requests_a_prompt_is_not_cut() -> None:

@@ -113,7 +113,7 @@ async def test_a_request_without_cached_prefix_gets_its_turn(length: int) -> Non
 
 async def test_a_request_that_needs_the_whole_cache_gets_its_turn() -> None:
     ended = await ended_before(ids(7, 60), 4, max_batch=2, row_tokens=16, kv_tokens=64)
-    assert ended <= PATIENCE + 4, f"{ended} others went before it"
+    assert ended <= PATIENCE + 8, f"{ended} others went before it"
 
 
 async def test_a_higher_priority_goes_first_through_the_engine() -> None:
