@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rollwright.config import load
 from rollwright.engine.serve.scrape import free
 from rollwright.errors import ConfigError
+from rollwright.events import Noted, read_events
 from rollwright.run.begin import begin
 
 
@@ -30,9 +31,15 @@ async def test_the_engine_of_a_run_is_scraped_while_it_works(tmp_path: Path) -> 
             except httpx.TransportError:  # not yet, or no longer
                 continue
             assert answer.status_code == 200
-            told = {s.name: s.value for f in text_string_to_metric_families(answer.text) for s in f.samples}
-            sampled.append(told["rollwright_engine_sampled_tokens_total"])
-    await running
+            figures = {
+                s.name: s.value for f in text_string_to_metric_families(answer.text) for s in f.samples
+            }
+            sampled.append(figures["rollwright_engine_sampled_tokens_total"])
+    folder = await running
+    told = [each.event for each in read_events(folder.path)]
+    assert any(
+        isinstance(event, Noted) and event.text.startswith("chat template: append-only") for event in told
+    )
     assert sampled == sorted(sampled) and sampled[-1] > 0
     free(port)
 

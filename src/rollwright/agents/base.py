@@ -15,6 +15,7 @@ from typing import Protocol
 from rollwright.clock import Clock
 from rollwright.engine.base import Engine
 from rollwright.events import Sink, TraceContext
+from rollwright.model.base import Vocabulary
 from rollwright.sandbox.base import Sandbox
 from rollwright.tools.base import Door
 from rollwright.types import Identity, Ints, Message, Rollout, Row, Sampling, Task, ToolSpec, Turn
@@ -32,6 +33,9 @@ class Codec(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`; control ids decode to their names; bytes that are not UTF-8 become U+FFFD."""
+
+    def vocabulary(self) -> Vocabulary:
+        """What each id spells."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,16 @@ class Template(Protocol):
 
     def text(self, ids: Sequence[int]) -> str:
         """What an assistant turn says, its control pieces as text, the stop token left out."""
+
+
+class ScriptTemplate(Template, Protocol):
+    """A template that also writes what an assistant says, for demonstrations."""
+
+    def say_call(self, call: str) -> Ints:
+        """int32[N]: the assistant turn that makes one call (`calls.render` of it)."""
+
+    def say_answer(self, text: str) -> Ints:
+        """int32[N]: the assistant turn that answers."""
 
 
 @dataclass

@@ -1,8 +1,9 @@
 """Does a chat template keep history, or rewrite it?
 
 Role: decides at the start of a run how conversations become tokens. Neighbours: `chat_template` is asked;
-whoever builds the run shows `Verdict.lines` and takes `probed`. Invariant: what is compared is what a rollout
-would be given, token by token, with what the template writes of the whole conversation.
+the rollout side of a run tells `verdict`, whoever makes a chat template takes `probed`. Invariant: what is
+compared is what a rollout would be given, token by token, with what the template writes of the whole
+conversation.
 
 Conversations of growing length are rendered: with and without a system message and tools, with thinking,
 several results in a turn, empty contents, a turn that was cut off. A conversation in which a person speaks
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
+from rollwright.agents.base import Codec, Template
 from rollwright.agents.chat_jinja import TemplateRefusal
 from rollwright.agents.chat_template import ChatTemplate, Rerendering, Said
 from rollwright.types import Message, ToolSpec
@@ -138,6 +140,17 @@ def probe(template: ChatTemplate, cases: Sequence[Case] = CASES) -> Verdict:
     return Verdict(modes[False], modes[True], tuple(findings), tuple(notes))
 
 
+def verdict(template: Template, codec: Codec) -> Verdict:
+    """What any template does to history. One that is no chat template is asked for the whole conversation as
+    messages, which must give the row that grew turn by turn."""
+    if isinstance(template, ChatTemplate):
+        return probe(template)
+    found = [_grown(case, template, codec) for case in CASES if not case.person]
+    findings = tuple(each for each in found if each is not None)
+    mode = Mode.REWRITES if findings else Mode.APPEND_ONLY
+    return Verdict(mode, mode, findings, ())
+
+
 def probed(template: ChatTemplate) -> tuple[ChatTemplate, Verdict]:
     """`template` in the mode that suits it, and why.
 
@@ -146,6 +159,26 @@ def probed(template: ChatTemplate) -> tuple[ChatTemplate, Verdict]:
     """
     verdict = probe(template)
     return template.changed(rewrites=verdict.mode is Mode.REWRITES), verdict
+
+
+def _grown(case: Case, template: Template, codec: Codec) -> Finding | None:
+    """The first turn of `case` after which the row is not what the whole conversation gives."""
+    tools, talk, history = _TOOLS if case.tools else (), template.conversation(), list(case.task)
+    row = talk.start(case.task, tools).tolist()
+    for number, (text, contents) in enumerate(case.turns):
+        closed = number != case.cut
+        said = [*codec.encode(text), *(template.stop[:1] if closed else ())]
+        given = talk.observe(said, contents, closed=closed)
+        row = [] if given.fork else row + said
+        row += given.tokens.tolist()
+        history.append(Message(role="assistant", content=text))
+        history += (Message(role="tool", content=content) for content in contents)
+        whole = template.start(history, tools).tolist()
+        if given.fork or whole != row:
+            at = _same(row, whole)
+            was, now = (codec.decode(ids[at : at + 8]) for ids in (row, whole))
+            return Finding(case.name, number + 1, at, was, now)
+    return None
 
 
 def _look(template: ChatTemplate, case: Case) -> tuple[Finding | None, str]:

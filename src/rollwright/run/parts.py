@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from rollwright.agents.base import Codec, ScriptTemplate
 from rollwright.agents.template import PieceTemplate
 from rollwright.archive.base import Archive
 from rollwright.archive.sqlite import SqliteArchive
@@ -34,8 +35,8 @@ class Parts:
     config: RunConfig
     folder: RunFolder
     tasks: TaskSet
-    codec: PieceTokenizer
-    template: PieceTemplate
+    codec: Codec
+    template: ScriptTemplate
     store: Store
     archive: Archive
     clock: Clock

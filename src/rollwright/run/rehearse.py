@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rollwright.agents.base import ScriptTemplate
 from rollwright.agents.calls import parse, render
 from rollwright.agents.template import CONTROL, PieceTemplate
 from rollwright.clock import Clock
@@ -154,7 +155,7 @@ def _calls(part: _Part, registry: ToolRegistry) -> Iterator[str]:
 
 
 def _sizes(
-    part: _Part, template: PieceTemplate, registry: ToolRegistry, context: int
+    part: _Part, template: ScriptTemplate, registry: ToolRegistry, context: int
 ) -> Iterator[tuple[str, str]]:
     """(limit, line) for each limit that a script goes beyond; tokens are those of the run's tokenizer."""
     limits, specs, script = part.task.limits, registry.specs(part.task.tools), part.script

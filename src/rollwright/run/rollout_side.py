@@ -20,6 +20,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager, closing
 
 from msgspec.structs import replace
 
+from rollwright.agents.probe import verdict
 from rollwright.archive.reader import opened as opened_archive
 from rollwright.buffer.base import Drop, Store, put_when_room
 from rollwright.clock import SystemClock
@@ -334,6 +335,8 @@ async def opened(
         graders = await _sandboxes(parts, leases[WorkKind.SANDBOX], f"{process}-grader", stack)
         if (told := planned(config, parts.tasks)) is not None:
             events.emit(told)
+        for line in verdict(parts.template, parts.codec).lines():
+            events.emit(Noted(level="info", text=line.strip()))
         await engine.start()
         stack.push_async_callback(engine.close)
         audit = AuditLog(parts.folder.audit(process), clock, parts.blobs("audit"))

@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from rollwright.agents.base import ScriptTemplate
 from rollwright.agents.calls import render
-from rollwright.agents.template import PieceTemplate
 from rollwright.errors import ConfigError
 from rollwright.events import EventLog, Metrics
 from rollwright.pool.base import Lease
@@ -90,7 +90,7 @@ class WarmStart:
 
 
 def demonstrated(
-    task: Task, demonstration: Demonstration, template: PieceTemplate, specs: tuple[ToolSpec, ...]
+    task: Task, demonstration: Demonstration, template: ScriptTemplate, specs: tuple[ToolSpec, ...]
 ) -> Row:
     """The row that an agent would have made which says exactly what `demonstration` says."""
     by_name = {spec.name: spec for spec in specs}

@@ -21,9 +21,10 @@ from rollwright.buffer.base import Commit, Counts, Entry
 from rollwright.buffer.sqlite import SqliteStore
 from rollwright.clock import SystemClock
 from rollwright.config import RunConfig
-from rollwright.errors import ConfigError, SchemaError
+from rollwright.errors import ConfigError, MissingExtra, SchemaError
 from rollwright.events import Logged, read_events
-from rollwright.model.tokenizer import BYTES, PieceTokenizer
+from rollwright.model.hf_tokenizer import HfTokenizer
+from rollwright.model.tokenizer import PieceTokenizer
 from rollwright.monitor.figures import Figures
 from rollwright.run.folder import RunFolder
 from rollwright.types import Lineage
@@ -137,12 +138,15 @@ def _held(folder: RunFolder) -> bool:
 
 
 def _tokens(folder: RunFolder) -> list[bytes]:
+    """Of our own table, or of a Hugging Face tokenizer's."""
     try:
-        table = PieceTokenizer.from_json(folder.tokenizer.read_text())
-    except (OSError, UnicodeDecodeError, SchemaError):
+        text = folder.tokenizer.read_text(encoding="utf-8")
+        try:
+            return list(PieceTokenizer.from_json(text).vocabulary().pieces)
+        except SchemaError:
+            return list(HfTokenizer(text).vocabulary().pieces)
+    except (OSError, UnicodeDecodeError, SchemaError, ConfigError, MissingExtra):
         return []
-    pieces = [piece.encode("utf-8", "replace") for piece in (*table.pieces, *table.control_pieces)]
-    return [bytes([i]) for i in range(BYTES)] + pieces
 
 
 def in_order(lines: Iterable[Line]) -> list[Line]:

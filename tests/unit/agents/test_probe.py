@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import chat_styles as styles
 import pytest
 from chat_styles import chat, sentencepiece
 from needs import needed
 
-from rollwright.agents.probe import Mode, Verdict, probe, probed
+from rollwright.agents.probe import Mode, Verdict, probe, probed, verdict
+from rollwright.agents.template import CONTROL, PieceTemplate
+from rollwright.model.tokenizer import PieceTokenizer
+from rollwright.types import Ints
 
 needed("tokenizers", module=True)
 
@@ -79,3 +84,28 @@ def test_the_verdict_decides_the_mode() -> None:
     assert not probed(chat(styles.THINKING))[0].rewrites
     template, verdict = probed(chat(styles.FORGETFUL))
     assert template.rewrites and verdict.mode is REWRITES
+
+
+PIECES = PieceTokenizer(["Here", "Let me look."], CONTROL)
+
+
+def test_our_own_template_gives_what_the_whole_conversation_gives() -> None:
+    found = verdict(PieceTemplate(PIECES), PIECES)
+    assert found.mode is found.dialogue is KEEPS and not found.findings
+    assert found.lines() == ("chat template: append-only, each turn's prompt goes on from the one before",)
+
+
+def test_any_template_that_gives_something_else_is_found_out() -> None:
+    class Trims(PieceTemplate):
+        def observation(self, contents: Sequence[str], *, closed: bool) -> Ints:
+            return super().observation([content.rstrip(".") for content in contents], closed=closed)
+
+    found = verdict(Trims(PIECES), PIECES)
+    first = found.findings[0]
+    assert found.mode is REWRITES and (first.case, first.turn) == ("plain", 1)
+    assert first.was.startswith("<|end|>") and first.now.startswith(".")
+
+
+def test_a_chat_template_is_probed_as_before() -> None:
+    template = chat(styles.FORGETFUL)
+    assert verdict(template, template.codec) == probe(template)
