@@ -244,10 +244,12 @@ def test_calls_parse_and_their_arguments_fit(seed: int, budget: int) -> None:
         assert call.call.arguments.keys() <= schema["properties"].keys()
 
 
+@pytest.mark.parametrize("least", [0, 2])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_call_whose_end_is_forced_ends_within_its_budget(seed: int) -> None:
-    """Behind a single required string that is not empty only `"}` and the closing mark can come."""
-    tool = spec("sql", {"query": {"type": "string", "minLength": 1}}, ["query"])
+def test_a_call_of_the_only_tool_ends_within_its_budget(seed: int, least: int) -> None:
+    """With a least length only `"}` and the closing mark can come behind the string; without, the string may
+    stand as plain text, which quotes do not end."""
+    tool = spec("sql", {"query": {"type": "string", "minLength": least}}, ["query"])
     source = json.dumps([{"name": tool.name, "parameters": tool.parameters}])
     matcher, anything = SUBJECT.matcher("tools", source, 150), at_random(seed)
     matcher.accept(OPEN)
@@ -255,7 +257,7 @@ def test_a_call_whose_end_is_forced_ends_within_its_budget(seed: int) -> None:
     said = SUBJECT.text(found).decode(errors="replace")
     assert matcher.complete, said
     (call, *_) = parse(said, [tool], rollout="r", turn=0).calls
-    assert not call.problem and len(call.call.arguments["query"]) > 0
+    assert not call.problem and len(call.call.arguments["query"]) >= least
 
 
 def accepts(text: str, kind: str = "tools", source: str = SOURCE) -> bool:
@@ -294,6 +296,18 @@ def accepts(text: str, kind: str = "tools", source: str = SOURCE) -> bool:
 )
 def test_which_turns_are_words(text: str, whole: bool) -> None:
     assert accepts(text) is whole
+
+
+def test_a_string_that_must_not_be_empty_may_stand_as_it_is() -> None:
+    """The form that our own tools' demonstrations have."""
+
+    def may(least: int, text: str) -> bool:
+        tool = spec("sql", {"query": {"type": "string", "minLength": least}}, ["query"])
+        return accepts(text, source=json.dumps([{"name": tool.name, "parameters": tool.parameters}]))
+
+    assert may(1, "<call>sql SELECT 1</call>") and may(1, '<call>sql {"query": "SELECT 1"}</call>')
+    assert not may(1, "<call>sql </call>") and not may(1, '<call>sql {"query": ""}</call>')
+    assert not may(2, "<call>sql SELECT 1</call>") and may(2, '<call>sql {"query": "ab"}</call>')
 
 
 @pytest.mark.parametrize("around", ["{}", '<call>sql {{"query": "{}"}}</call>', "<call>sql {}</call>"])

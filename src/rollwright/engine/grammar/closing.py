@@ -44,6 +44,7 @@ class Closing:
         self._ids = np.array([*ids[:2], *control, *ids[2:]], np.int64)
         firsts = [*starts[:2], *(-1 for _ in control), *starts[2:]]
         self._content = np.array([first in _CONTENT for first in firsts])
+        self._marks = np.array([first < 0 for first in firsts])
         self._quote = firsts.index(ord('"')) if ord('"') in firsts else -1
         self._word, self._shift = self._ids // bits.WORD, (self._ids % bits.WORD).astype(np.uint32)
         self._buffer = bits.empty(table.size + 1)
@@ -92,7 +93,10 @@ class Closing:
         if not len(places):
             return bits.tokens(self._buffer, self._table.size)[:1]
         if self._quote >= 0 and open[self._quote] and open[self._content].all():
-            return [int(self._ids[self._quote])]  # inside a string: brackets are content there
+            # Inside a string, where brackets are content; where a control token may come it is plain text,
+            # where quotes are content too.
+            ends = self._ids[open.astype(bool) & self._marks]
+            return ends.tolist() if len(ends) else [int(self._ids[self._quote])]
         key = open.tobytes()
         turn = seen[key] = (seen.get(key, -1) + 1) % len(places)
         ids: list[int] = self._ids[places].tolist()

@@ -134,7 +134,7 @@ def _tool(tool: Json, marks: tuple[str, str]) -> tuple[str, Json]:
 
 def _call(number: int, name: str, schema: dict[str, Json], ours: bool) -> str:
     """What stands between the marks; in our form arguments may be left out where none are required, and a
-    single required string without further conditions may stand as it is."""
+    single required string may stand as it is, where all that is asked of it is not to be empty."""
     arguments = f"arguments_{number}"
     if not ours:
         named, begin = json.dumps('{"name":'), json.dumps('"arguments":')
@@ -149,7 +149,8 @@ def _call(number: int, name: str, schema: dict[str, Json], ours: bool) -> str:
         if (
             isinstance(said, dict)
             and said.get("type") == "string"
-            and said.keys() - _SAYS_NOTHING == {"type"}
+            and said.keys() - _SAYS_NOTHING - {"minLength"} == {"type"}
+            and said.get("minLength", 0) <= 1  # plain text is never empty
         ):
             forms.append(f"{json.dumps(name + ' ')} PLAIN")
     return " | ".join(forms)
