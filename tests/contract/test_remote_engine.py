@@ -33,6 +33,8 @@ PACED = {
     "check_pause_abort",
     "check_pause_keep",
     "check_update_in_flight",
+    "check_update_restarts",
+    "check_update_stops",
 }
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rollwright.engine.base import Engine, PauseMode
+from rollwright.engine.base import Engine, InFlight, PauseMode
 from rollwright.errors import ContextOverflow, EngineClosed, WeightMismatch
 from rollwright.types import Chunk, Completion, Finish, Floats, Ints, PolicyVersion, Probe, Sampling
 
@@ -308,6 +308,42 @@ async def check_update_in_flight(make: Make) -> None:
         _near(done.logprobs[: first.end], scored[: first.end], "the span before the update")
 
 
+async def check_update_stops(make: Make) -> None:
+    """STOP ends what is being generated with the tokens so far, all of the version that sampled them."""
+    async with _started(make) as s:
+        prompt, newer = _prompt(s), s.version.next()
+        task = asyncio.create_task(s.engine.generate(prompt, Sampling(max_tokens=30), request="x"))
+        await sampled(s.engine, 3)
+        await s.engine.update(s.other, newer, None, InFlight.STOP)
+        done = await task
+        assert done.finish is Finish.ABORT and 3 <= len(done.tokens) < 30
+        assert [(p.version, p.start, p.end) for p in done.spans] == [(s.version, 0, len(done.tokens))]
+        after = await s.engine.generate(prompt, Sampling(max_tokens=2), request="x")
+        assert [p.version for p in after.spans] == [newer] and after.finish is Finish.LENGTH
+
+
+async def check_update_restarts(make: Make) -> None:
+    """RESTART begins again from the prompt, as if nothing had been sampled; a stream, whose tokens are out,
+    ends."""
+    async with _started(make) as s, _started(make) as fresh:
+        prompt, sampling, newer = _prompt(s), Sampling(max_tokens=30), s.version.next()
+        task = asyncio.create_task(s.engine.generate(prompt, sampling, request="x"))
+        await sampled(s.engine, 3)
+        await s.engine.update(s.other, newer, None, InFlight.RESTART)
+        await fresh.engine.update(fresh.other, newer)
+        done, again = await task, await fresh.engine.generate(prompt, sampling, request="x")
+        assert [(p.version, p.start, p.end) for p in done.spans] == [(newer, 0, 30)]
+        assert done.tokens.tolist() == again.tokens.tolist(), "a restarted request answers otherwise"
+        _near(done.logprobs, again.logprobs, "a restarted and a fresh request")
+    async with _started(make) as s:
+        stream = s.engine.stream(prompt, sampling, request="y")
+        head = await _head(stream, 3)
+        await s.engine.update(s.other, newer, None, InFlight.RESTART)
+        chunks = [*head, *[chunk async for chunk in stream]]
+        assert chunks[-1].finish is Finish.ABORT
+        assert {c.version for c in chunks if len(c.tokens)} == {s.version}
+
+
 async def check_wrong_weights(make: Make) -> None:
     """Weights that miss their probe, or don't fit, raise `WeightMismatch`, serve nothing and cannot be
     resumed; good ones repair it."""
@@ -377,6 +413,8 @@ CHECKS: tuple[Callable[[Make], Awaitable[None]], ...] = (
     check_pause_abort,
     check_update,
     check_update_in_flight,
+    check_update_stops,
+    check_update_restarts,
     check_wrong_weights,
     check_close,
 )

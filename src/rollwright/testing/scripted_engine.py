@@ -54,6 +54,7 @@ class _Flight:
     prompt: tuple[int, ...]
     sampling: Sampling
     held: bool
+    streamed: bool
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[PolicyVersion] = field(default_factory=list)
@@ -92,7 +93,7 @@ class ScriptedEngine:
     async def generate(
         self, prompt: Ints, sampling: Sampling, *, request: str, session: str = "", priority: int = 0
     ) -> Completion:
-        flight = self._enter(prompt, sampling, request)
+        flight = self._enter(prompt, sampling, request, streamed=False)
         try:
             async for chunk in self._say(flight, request):
                 finish = chunk.finish
@@ -112,7 +113,7 @@ class ScriptedEngine:
     async def stream(
         self, prompt: Ints, sampling: Sampling, *, request: str, session: str = "", priority: int = 0
     ) -> AsyncIterator[Chunk]:
-        flight = self._enter(prompt, sampling, request)
+        flight = self._enter(prompt, sampling, request, streamed=True)
         try:
             async for chunk in self._say(flight, request):
                 yield chunk
@@ -163,12 +164,13 @@ class ScriptedEngine:
         probe: Probe | None = None,
         in_flight: InFlight = InFlight.CONTINUE,
     ) -> float:
-        """Take another script, as `{WEIGHTS: script}`; requests in flight go on with it."""
+        """Take another script, as `{WEIGHTS: script}`."""
         self._check_open()
         gap = float("inf")
         if state.keys() == {WEIGHTS}:
             self._script, self._version = state[WEIGHTS], version
             self._seen.clear()
+            self._interrupt(in_flight)
             own = await self.score(probe.tokens) if probe is not None else None
             gap = 0.0 if probe is None or own is None else float(np.abs(own - probe.logprobs).max())
         self._unfit = not gap <= 1e-4
@@ -199,17 +201,28 @@ class ScriptedEngine:
             kv_capacity=1 << 62,
         )
 
-    def _enter(self, prompt: Ints, sampling: Sampling, name: str) -> _Flight:
+    def _enter(self, prompt: Ints, sampling: Sampling, name: str, *, streamed: bool) -> _Flight:
         self._check_open()
         ids = tuple(self._checked(prompt))
         if name in self._flights:
             raise ValueError(f"request {name!r} is in flight already")
         if len(ids) >= self._context:
             raise ContextOverflow(f"a prompt of {len(ids)} tokens fills the context of {self._context}")
-        flight = _Flight(ids, sampling, held=self._mode is not _Mode.SERVING)
+        flight = _Flight(ids, sampling, held=self._mode is not _Mode.SERVING, streamed=streamed)
         self._flights[name] = flight
         self.requests.append((name, ids, sampling))
         return flight
+
+    def _interrupt(self, in_flight: InFlight) -> None:
+        """Do to those that have said something what `in_flight` says."""
+        for flight in self._flights.values():
+            if not flight.tokens or in_flight is InFlight.CONTINUE:
+                continue
+            if in_flight is InFlight.STOP or flight.streamed:
+                flight.aborted = True
+                continue
+            for said in (flight.tokens, flight.logprobs, flight.versions, flight.plan):
+                said.clear()
 
     def _leave(self, name: str) -> None:
         self._flights.pop(name, None)

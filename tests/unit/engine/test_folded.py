@@ -62,8 +62,13 @@ def test_a_tied_head_follows_the_embedding() -> None:
     assert (logp(model, [30]) - logp(Folded(model), [30])).abs().max() < TOLERANCE
 
 
+class Other(Decoder):
+    """A decoder of somebody's own, which may compute something else."""
+
+
 def test_what_cannot_be_folded_is_served_as_it_is() -> None:
-    for model in (copied(Kind(head_norm=True), 0), copied(Kind(), 0).double()):
+    other = Other(decoder(Kind(), 0).config, VOCAB)
+    for model in (copied(Kind(head_norm=True), 0), copied(Kind(), 0).double(), other):
         assert served(model) is model
 
 
