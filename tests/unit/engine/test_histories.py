@@ -197,3 +197,18 @@ async def test_a_following_turn_takes_its_history_whole_where_it_may() -> None:
         assert (await engine.health()).running == 1 and radix.tokens == 0
         await job
         assert radix.tokens == len(longer) + 29
+
+
+async def test_kv_of_broken_weights_harms_nobody_after_good_ones() -> None:
+    good = {name: each.detach().clone() for name, each in decoder(KIND, 0).named_parameters()}
+    broken = good | {"blocks.0.attention_norm.weight": good["blocks.0.attention_norm.weight"] * torch.nan}
+    async with serving(prefill_tokens=8) as engine:
+        await engine.update(broken, VERSION.next())
+        job = asyncio.create_task(engine.generate(ids(0, 60), Sampling(), request="a"))
+        for _ in range(4):  # some of its prompt is computed, nothing is sampled
+            await asyncio.sleep(0)
+        assert (await engine.health()).running == 1
+        await engine.abort(["a"])
+        await job
+        await engine.update(good, VERSION)
+        await asyncio.gather(say(engine, ids(1, 3), "b", 20), say(engine, ids(2, 40), "c", 20))
