@@ -49,7 +49,7 @@ async def test_schedules(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 async def test_five_hundred_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
     total, worst = await play(range(1000, 1500), monkeypatch)
     missing = {name: total[name] for name in HAPPENED if total[name] < 10}
