@@ -85,9 +85,8 @@ async def ended_before(big: Ints, streams: int, **settings: int) -> int:
 
     async def stream(number: int) -> None:
         nonlocal ended
-        for turn in range(300):
-            prompt = np.concatenate([shared, ids(number * 1000 + turn, 3)])
-            sampling = Sampling(max_tokens=4 + number)
+        prompt, sampling = np.concatenate([shared, ids(1 + number, 3)]), Sampling(max_tokens=5 + number)
+        for turn in range(100):
             await engine.generate(prompt, sampling, request=f"{number}/{turn}")
             ended += not over.is_set()
             if over.is_set():
