@@ -48,6 +48,7 @@ MECHANISMS = {
     "taken": "histories.radix.take",
     "split": "histories.radix._split",
     "trimmed": "histories.radix.trim",
+    "joined": "histories.radix.join",
     "promoted": "histories.radix._promote",
     "demoted": "histories.radix._demote",
     "dropped": "histories.radix._drop",
