@@ -39,6 +39,9 @@ class EmbeddedConfig(PartConfig):
     stall: float = Field(1.5, gt=0)
     """How much longer prompts may make a step, as a multiple of what the decoding requests alone need:
     prompts are cut so that decoding is never starved."""
+    linger: int = Field(0, ge=0)
+    """Steps that requests may wait, while others run, for more to be admitted with: fewer and larger steps,
+    so more tokens for the same work, and each request takes longer. 0 admits at once."""
     device: str = Field("cpu", pattern=r"^(cpu|mps|cuda(:[0-9]+)?)$")
     """Where it computes: `cpu`, `cuda`, `cuda:1`, `mps`. In coupled mode, where engine and trainer share
     their weights, `cpu`."""

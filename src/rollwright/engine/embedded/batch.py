@@ -70,7 +70,7 @@ class Batch:
         self.nodes: list[Node | None] = [None] * rows
         """The locked node whose path each row reads in place."""
         self.changes = 0
-        """Counts rows that were filled, emptied or moved."""
+        """Counts rows that were filled, emptied or moved, or whose base was."""
         self._context = context
         self._free = list(range(rows))
         self._admitted = 0

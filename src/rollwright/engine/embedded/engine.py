@@ -165,7 +165,7 @@ class EmbeddedEngine:
             raise WeightMismatch(f"cannot resume: {self._unfit}; update with matching weights first")
         self._mode = _Mode.SERVING
         for entry in self._held:
-            self._scheduler.waiting.add(entry)
+            self._scheduler.add(entry)
         self._held.clear()
         self._quiet.set()
         self._wake.set()
@@ -300,7 +300,7 @@ class EmbeddedEngine:
         entry.begin()
         self._flying[name] = entry
         if self._mode is _Mode.SERVING:
-            self._scheduler.waiting.add(entry)
+            self._scheduler.add(entry)
             self._wake.set()
         else:
             self._held.append(entry)

@@ -117,6 +117,7 @@ class Histories:
         self.radix.unlock(batch.nodes[row])
         self.kv.shift(row, tokens - base, int(batch.computed[row]) - base)
         batch.nodes[row], batch.base[row] = node, tokens
+        batch.changes += 1
         self._join(node)
         return True
 

@@ -8,8 +8,7 @@ once: no position lies in both.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -37,6 +36,9 @@ class Segment:
     tokens: Index
 
 
+Levels = tuple[tuple[Segment, ...], ...]
+
+
 @dataclass(frozen=True)
 class Plan:
     """Tokens of one step: first one for each decoding row, then the chunks of prompts."""
@@ -51,19 +53,15 @@ class Plan:
     """How many of the N decode; their rows ascend."""
     chunks: tuple[Chunk, ...]
     """In the order of their tokens."""
-    levels: tuple[tuple[Segment, ...], ...]
+    levels: Levels
     """What is read in place: each token at most once in each level."""
+    repeated: bool = False
+    """Whether the step before was the same, a token earlier."""
 
     @property
     def alike(self) -> bool:
-        """Whether all that is computed is the next token of rows that read nothing else. Then every row in
-        use decodes."""
-        return not self.chunks and not self.levels
-
-    @cached_property
-    def plain(self) -> bool:
-        """Whether these are the first rows too, without a hole."""
-        return self.alike and int(self.rows[-1]) + 1 == len(self.rows)
+        """Whether all that is computed is one token of each row. Then every row in use decodes."""
+        return not self.chunks
 
     def firsts(self) -> Iterator[tuple[Chunk, int]]:
         """Each chunk and the number of its first token."""
@@ -73,10 +71,8 @@ class Plan:
             number += chunk.end - chunk.start
 
     def next(self) -> Plan:
-        """One token further, of a plain plan."""
-        plan = Plan(self.rows, self.positions + 1, self.places + 1, self.decoding, (), ())
-        plan.__dict__["plain"] = True  # fills the cache of the property
-        return plan
+        """One token further, where all are `alike`."""
+        return replace(self, positions=self.positions + 1, places=self.places + 1, repeated=True)
 
 
 def draw(

@@ -1,8 +1,8 @@
 """Decoding when nothing comes or goes: the same operations again, on buffers and views that are all there.
 
-Role: the forward of a step in which rows 0 … n-1 decode and nothing is read in place, which most steps of
-most runs are. Neighbours: `step` calls it instead of `Folded.forward` with a `StepAttend`, `kv` holds the
-rows. Invariant: what it computes and writes is what those two would, up to rounding.
+Role: the forward of a step in which every row in use decodes one token, which most steps of most runs are.
+Neighbours: `step` calls it instead of `Folded.forward` with a `StepAttend`, `kv` holds the rows. Invariant:
+what it computes and writes is what those two would, up to rounding.
 
 On a CPU a small model's step costs as much for making views and small tensors as for computing. So each
 operation is bound once to its arguments; between steps only numbers change, in arrays that the tensors share
@@ -11,7 +11,7 @@ their memory with. Attention runs over places in steps of `STRIDE`, hidden ones 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -19,10 +19,16 @@ import torch
 from torch import Tensor
 
 from rollwright.engine.embedded.kv import KV, Index
+from rollwright.engine.embedded.partial import partial as attention
+from rollwright.engine.embedded.plan import Plan
+from rollwright.engine.embedded.radix import Views
 from rollwright.model.folded import Folded, Layer
 
 STRIDE = 32
 """Places that one set of views reaches beyond the last."""
+
+Read = tuple[Views, Index]
+"""Keys and values of each layer, and int64[n] the rows that read them in place."""
 
 _silu = torch._C._nn.silu  # without the checks of `functional.silu`
 
@@ -30,9 +36,10 @@ _silu = torch._C._nn.silu  # without the checks of `functional.silu`
 class Replay:
     """Decodes the first `rows` rows of `kv` with `model`."""
 
-    def __init__(self, model: Folded, kv: KV, rows: int) -> None:
+    def __init__(self, model: Folded, kv: KV, rows: int, levels: Sequence[Sequence[Read]] = ()) -> None:
         shape = model.shape
         self.rows, self._model, self._kv, self._shape = rows, model, kv, shape
+        self._levels = levels
         self._table: Tensor | None = None
         self._weights: object = None
         self._seen = 0
@@ -124,10 +131,41 @@ class Replay:
             partial(new[1].copy_, qkv[:, heads + kv_heads :]),
             partial(kv.layers[number].index_copy_, 0, write, new.view(-1, size)),
             partial(torch.baddbmm, mask, queries, kv.keys[number][:wide, :, : self._seen], out=scores),
-            partial(torch.softmax, scores, -1, out=scores),
-            partial(torch.bmm, scores, kv.values[number][:wide, : self._seen], out=found),
-            partial(self._x.addmm_, found.view(rows, -1), layer.out),
         ]
+        weight = torch.empty(rows, kv_heads, heads // kv_heads)
+        if self._levels:
+            top, share = torch.empty(scores.shape[:2]), torch.empty(scores.shape[:2])
+            self._calls += [  # the log of the sum, see `attend`
+                partial(torch.amax, scores, -1, out=top),
+                partial(torch.softmax, scores, -1, out=scores),
+                partial(torch.amax, scores, -1, out=share),
+                share.log_,
+                partial(torch.sub, top, share, out=weight.view(top.shape)),
+            ]
+        else:
+            self._calls.append(partial(torch.softmax, scores, -1, out=scores))
+        self._calls.append(partial(torch.bmm, scores, kv.values[number][:wide, : self._seen], out=found))
+        for level in self._levels:
+            self._join(number, level, q, found.view(*weight.shape, size), weight)
+        self._calls.append(partial(self._x.addmm_, found.view(rows, -1), layer.out))
+
+    def _join(self, number: int, level: Sequence[Read], q: Tensor, found: Tensor, weight: Tensor) -> None:
+        """Add what the rows of `level` read in place to what they `found`."""
+        _, kv_heads, groups, size = found.shape
+        at = torch.from_numpy(np.concatenate([rows for _, rows in level]))
+        picked, grouped = torch.empty(len(at), *found.shape[1:]), torch.empty(kv_heads, len(at), groups, size)
+        there, logs = torch.empty(len(at), kv_heads, groups, size), torch.empty(len(at), kv_heads, groups)
+        self._calls += [
+            partial(torch.index_select, q.view(found.shape), 0, at, out=picked),
+            partial(grouped.copy_, picked.transpose(0, 1)),
+        ]
+        first = 0
+        for views, rows in level:
+            last = first + len(rows)
+            out, log = there[first:last].transpose(0, 1), logs[first:last].transpose(0, 1)
+            self._calls.append(partial(_read, grouped[:, first:last], *views[number], out, log))
+            first = last
+        self._calls.append(partial(_join, found, weight, at, there, logs))
 
     def _feed(self, layer: Layer) -> None:
         both = torch.empty(self.rows, layer.gate_up.shape[1])
@@ -139,3 +177,24 @@ class Replay:
             partial(wide.mul_, up),
             partial(self._x.addmm_, wide, layer.down),
         ]
+
+
+def shared(plan: Plan) -> list[list[Read]]:
+    """What the rows of `plan` read in place."""
+    return [[(segment.views, plan.rows[segment.tokens]) for segment in level] for level in plan.levels]
+
+
+def _read(queries: Tensor, keys: Tensor, values: Tensor, out: Tensor, log: Tensor) -> None:
+    """Attention of queries[kv_heads, n, groups, D] into `out` of that shape and `log` without its last."""
+    flat = queries.reshape(1, queries.shape[0], -1, queries.shape[3])
+    found, weight = attention(flat, keys, values, 1.0)
+    out.copy_(found.reshape(out.shape))
+    log.copy_(weight.reshape(log.shape))
+
+
+def _join(found: Tensor, weight: Tensor, at: Tensor, there: Tensor, logs: Tensor) -> None:
+    """Put the parts `there` of rows `at` together with what these have found, by their weights."""
+    mine = weight.index_select(0, at)
+    share = torch.sigmoid(logs - mine).unsqueeze_(-1)
+    found.index_copy_(0, at, found.index_select(0, at).lerp_(there, share))
+    weight.index_copy_(0, at, torch.logaddexp(mine, logs))

@@ -45,6 +45,8 @@ class Request:
     priority: int = 0
     watch: Watch = _nothing
     """Makes the two that follow afresh."""
+    came: int = 0
+    """The step at which it began to wait."""
     passed: int = 0
     """How often another request was admitted before it that came later."""
     leads: bool = False

@@ -33,6 +33,10 @@ SIBLING = 8
 repeating it."""
 
 
+SHORT = 64
+"""Longest rest of a prompt, in tokens, that is not cut for the sake of those who decode."""
+
+
 class Scheduler:
     """Everything a step works on."""
 
@@ -92,11 +96,11 @@ class Scheduler:
         self.steps += 1
 
     def _once_more(self) -> Plan | None:
-        """The plan after the last one, where that was plain and nothing has changed since."""
+        """The plan after the last one, where all decoded and nothing has changed since."""
         changes, plan = self._last
-        if plan is None or not plan.plain or changes != self.batch.changes:
+        if plan is None or not plan.alike or changes != self.batch.changes:
             return None
-        if len(self.waiting) and not self.batch.full:
+        if self._may_admit:
             return None
         return plan.next() if int(plan.places.max()) + 1 < self.histories.row_tokens else None
 
@@ -107,9 +111,21 @@ class Scheduler:
         self.pace.step(took, len(rows))
         self.batch.last[rows] = now
 
+    @property
+    def _may_admit(self) -> bool:
+        """Whether somebody waits for a row and may have one now."""
+        if self.batch.full or not len(self.waiting):
+            return False
+        return not len(self.batch) or self.steps >= self.waiting.since + self._config.linger
+
+    def add(self, request: Request) -> None:
+        """Let it wait for a row."""
+        request.came = self.steps
+        self.waiting.add(request)
+
     def _admit(self) -> None:
         """Give rows to waiting requests as long as this step can begin their prompts."""
-        if self.batch.full or not len(self.waiting):
+        if not self._may_admit:
             return
         batch = self.batch
         active = batch.active()
@@ -205,26 +221,30 @@ class Scheduler:
         self.retracted += 1
 
     def _plan(self) -> Plan:
-        """Every row that decodes; prompts by priority and age, up to what the step may cost."""
+        """Every row that decodes; prompts by priority and age, up to what the step may cost. Short ones,
+        which is what tools answer, are computed at once: who has one waits as much as who decodes."""
         batch, effort, active = self.batch, self._effort, self.batch.active()
         missing = batch.length[active] - batch.computed[active]
         decoding, behind = active[missing == 1], active[missing > 1]
         allowed = float("inf")
         if len(decoding):
             allowed = self._config.stall * effort.decode(len(decoding), int(batch.computed[decoding].sum()))
-        chunks, budget = [], self._config.prefill_tokens
+        chunks, budget, long = [], self._config.prefill_tokens, False
         for row in behind[np.lexsort((batch.order[behind], -batch.priority[behind]))].tolist():
             start = int(batch.computed[row])
-            size = min(int(batch.length[row]) - start, budget)
-            size = min(size, self.histories.row_tokens - (start - int(batch.base[row])))
+            left = int(batch.length[row]) - start
+            size = min(left, budget, self.histories.row_tokens - (start - int(batch.base[row])))
             node = batch.nodes[row]
             pieces = sum(1 for _ in node.up()) if node is not None else 0
-            if allowed < float("inf"):
+            if allowed < float("inf") and left > SHORT:
+                if allowed <= 0 and long:
+                    continue
                 size = min(size, effort.tokens(allowed, start, pieces))
+            long |= left > SHORT
             chunks.append(Chunk(row, start, start + size))
             budget -= size
             allowed -= effort.prompt(size, start, pieces)
-            if budget <= 0 or allowed <= 0:
+            if budget <= 0:
                 break
         return draw(decoding, chunks, batch.computed, batch.base, batch.nodes)
 

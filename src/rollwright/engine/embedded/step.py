@@ -13,8 +13,8 @@ import torch
 from rollwright.engine.embedded.attend import StepAttend
 from rollwright.engine.embedded.batch import Batch
 from rollwright.engine.embedded.kv import KV, Index
-from rollwright.engine.embedded.plan import Plan
-from rollwright.engine.embedded.replay import Replay
+from rollwright.engine.embedded.plan import Levels, Plan
+from rollwright.engine.embedded.replay import Replay, shared
 from rollwright.engine.embedded.sampler import Allowed, Narrowing, draw, uniforms
 from rollwright.model.attention import causal, positions
 from rollwright.model.base import Model
@@ -31,6 +31,7 @@ class Stepper:
     def __init__(self, model: Model, kv: KV) -> None:
         self._model, self._kv = model, kv
         self._replays: dict[int, Replay] = {}  # by rows, the longest unused first
+        self._shared: tuple[Levels, Replay] | None = None  # the one that reads these in place
         self._how: tuple[int, Index, Narrowing] | None = None
 
     def advance(self, batch: Batch, plan: Plan, drawn: Index | None) -> tuple[npt.NDArray[np.int64], Floats]:
@@ -44,6 +45,7 @@ class Stepper:
         rows, positions = plan.rows, plan.positions
         logits = self._replayed(ids, plan) if plan.alike else None
         if logits is None:
+            self._shared = None
             logits = self._computed(ids, plan, drawn)
         if drawn is not None:
             rows, positions = rows[drawn], positions[drawn]
@@ -53,21 +55,35 @@ class Stepper:
         return draw(logits, self._narrowing(batch, rows), noise, _allowed(batch, rows, self._model.vocab))
 
     def _replayed(self, ids: Index, plan: Plan) -> torch.Tensor | None:
-        """The logits of a plain step; None where the model has no replay."""
+        """The logits of a step in which all are alike; None where it is not worth while, or cannot be,
+        replayed."""
         model = self._model
         if not isinstance(model, Folded) or any(model.shape.windows):
             return None
-        rows = int(plan.rows[-1]) + 1
-        replay = self._replays.pop(rows, None) or Replay(model, self._kv, rows)
-        self._replays[rows] = replay
-        if len(self._replays) > REPLAYS:
-            self._replays.pop(next(iter(self._replays)))
+        replay = self._replay(model, plan)
+        if replay is None:
+            return None
+        rows = replay.rows
         if rows == len(ids):
             return replay.logits(ids, plan.positions, plan.places)
         # a free row computes something unused, and writes it where nothing is
         spread = np.zeros((3, rows), np.int64)
         spread[:, plan.rows] = ids, plan.positions, plan.places
         return replay.logits(*spread)[torch.from_numpy(plan.rows)]
+
+    def _replay(self, model: Folded, plan: Plan) -> Replay | None:
+        rows = int(plan.rows[-1]) + 1
+        if plan.levels:
+            if not plan.repeated:
+                return None  # most likely it comes once: binding costs more than it saves
+            if self._shared is None or self._shared[0] is not plan.levels:
+                self._shared = (plan.levels, Replay(model, self._kv, rows, shared(plan)))
+            return self._shared[1]
+        replay = self._replays.pop(rows, None) or Replay(model, self._kv, rows)
+        self._replays[rows] = replay
+        if len(self._replays) > REPLAYS:
+            self._replays.pop(next(iter(self._replays)))
+        return replay
 
     def _computed(self, ids: Index, plan: Plan, drawn: Index | None) -> torch.Tensor:
         device = self._kv.device

@@ -29,6 +29,11 @@ class Waiting:
     def __iter__(self) -> Iterator[Request]:
         return iter(self._all)
 
+    @property
+    def since(self) -> int:
+        """The step at which the first of them began to wait."""
+        return min(request.came for request in self._all)
+
     def add(self, request: Request) -> None:
         """Behind all of its priority or a higher one."""
         at = len(self._all)
