@@ -215,7 +215,11 @@ CASES: dict[str, tuple[list[str], str]] = {
         r"'/proc/runs': cannot write.*--set folder=PATH",
     ),
     "no such space": (["--set", "evaluation.tasks=1000000000"], r"may need .* TB .*free: free space"),
-    "no such memory": (["--set", "engine.max_batch=100000000"], r"keys and values .*lower engine\.max_batch"),
+    "no such memory": (
+        ["--set", "engine.kv_tokens=10000000000"],
+        r"keys and values .*this machine has .*set engine\.kv_tokens = \d+",
+    ),
+    "no such batch": (["--set", "engine.max_batch=100000000"], r"engine\.max_batch.*65536"),
     "resume and a file": (
         ["good.toml", "--resume", "runs/run-1"],
         r"--resume runs/run-1 .*leave out good\.toml",

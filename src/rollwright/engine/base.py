@@ -2,7 +2,7 @@
 
 Role: what every inference engine offers. Neighbours: agents and evaluations call it, the conductor pushes
 weights into it. Invariants: ids and logprobs come back exactly as sampled; logprobs are those of the
-distribution sampled from (after temperature and top-p); every token belongs to one version span; the prefix
+distribution sampled from (see `Sampling`); every token belongs to one version span; the prefix
 cache is keyed by policy version; an engine whose weights differ from the trainer's probe gets no traffic.
 `rollwright.testing.engines` holds the conformance suite.
 """

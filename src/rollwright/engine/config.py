@@ -24,7 +24,7 @@ class EmbeddedConfig(PartConfig):
 
     type: Literal["embedded"] = "embedded"
     """Name of the implementation."""
-    max_batch: int = Field(64, ge=1)
+    max_batch: int = Field(64, ge=1, le=65536)
     """Requests decoded together; more of them wait. Each has a row for the end of its history."""
     row_tokens: int = Field(1024, ge=16)
     """Longest end of a history that lies in a row; what is before it lies in the prefix cache."""
