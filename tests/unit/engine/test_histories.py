@@ -71,14 +71,12 @@ async def told(engine: EmbeddedEngine) -> int:
 async def test_the_bytes_told_are_those_that_are_held(host: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(histories, "SHARE", 4)
     async with serving(max_batch=12, row_tokens=32, kv_tokens=150, host_tokens=host) as engine:
-        stepper: Any = engine._scheduler._stepper
-        stepper._replayed = lambda ids, plan: None  # keeps tables of its own, see the next test
         checked = 0
 
         async def watch() -> None:
             nonlocal checked
             while True:
-                for _ in range(11):
+                for _ in range(5):
                     await asyncio.sleep(0)
                 assert held(engine) == await told(engine)
                 checked += 1
@@ -96,7 +94,6 @@ async def test_the_bytes_told_are_those_that_are_held(host: int, monkeypatch: py
         assert checked > 3 and held(engine) == await told(engine)
 
 
-@pytest.mark.xfail(strict=True, reason="replays keep tables that were given back")
 async def test_an_idle_engine_holds_no_rows() -> None:
     async with serving(max_batch=16) as engine:
         await asyncio.gather(*(say(engine, ids(i, 9), str(i), 20 + 4 * i) for i in range(16)))

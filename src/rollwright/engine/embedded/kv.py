@@ -12,7 +12,7 @@ the longest end, in the steps that the planner counts with.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -31,11 +31,14 @@ class KV:
     def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
         self.shape, self.device = shape, device
         self.kv_heads, self.head_dim = shape.kv_heads, shape.head_dim
+        self.replaced: Callable[[], None] = lambda: None
+        """Called when the table is another, so that nobody keeps the old one."""
         self._make(
             torch.zeros(shape.layers, 2, 0, shape.kv_heads, 0, shape.head_dim, device=device, dtype=dtype)
         )
 
     def _make(self, table: Tensor) -> None:
+        self.replaced()
         self.table = table
         """float[layers, key or value, rows, kv_heads, places, head_dim]"""
         self.rows, self.places = table.shape[2], table.shape[4]

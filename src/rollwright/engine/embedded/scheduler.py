@@ -172,12 +172,13 @@ class Scheduler:
                 best, common = row, size
         if common < cached + SIBLING:
             return False
-        if batch.computed[best] < common:
+        computed = int(batch.computed[best])
+        if computed < common and batch.length[best] - computed > 1:
             leader = batch.requests[best]
             assert leader is not None, f"row {best} is empty"
             leader.leads = True
             return True
-        self.histories.publish(best, common)
+        self.histories.publish(best, min(common, computed))
         return False
 
     def _alone(self, request: Request, cached: int) -> bool:
@@ -267,6 +268,8 @@ class Scheduler:
         ended |= stopped
         if not ended.any():
             return
+        self._last = (batch.changes, None)  # nobody keeps what a node held that may go now
+        self._stepper.part()
         finished = rows[ended].tolist()
         for row, stop in zip(finished, stopped[ended].tolist(), strict=True):
             self._complete(self.histories.leave(row), Finish.STOP if stop else Finish.LENGTH)

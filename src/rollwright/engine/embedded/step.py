@@ -32,6 +32,7 @@ class Stepper:
         self._model, self._kv = model, kv
         self._replays: dict[int, Replay] = {}  # by rows, the longest unused first
         self._shared: tuple[Levels, Replay] | None = None  # the one that reads these in place
+        kv.replaced = self._forget
         self._how: tuple[int, Index, Narrowing] | None = None
 
     def advance(self, batch: Batch, plan: Plan, drawn: Index | None) -> tuple[npt.NDArray[np.int64], Floats]:
@@ -53,6 +54,14 @@ class Stepper:
             return np.empty(0, np.int64), np.empty(0, np.float32)
         noise = uniforms(batch.noise[rows], positions)
         return draw(logits, self._narrowing(batch, rows), noise, _allowed(batch, rows, self._model.vocab))
+
+    def part(self) -> None:
+        """Keep no shared prefix."""
+        self._shared = None
+
+    def _forget(self) -> None:
+        self._replays.clear()
+        self._shared = None
 
     def _replayed(self, ids: Index, plan: Plan) -> torch.Tensor | None:
         """The logits of a step in which all are alike; None where it is not worth while, or cannot be,
