@@ -137,10 +137,18 @@ class Play:
         stepper._replayed = self._counted("replayed", stepper._replayed)
         stepper._computed = self._counted("computed", stepper._computed)
 
+        advance, plans = stepper.advance, []
+
+        def planned(batch: Any, plan: Any, drawn: Any) -> Any:
+            plans[:] = [plan]
+            return advance(batch, plan, drawn)
+
+        stepper.advance = planned
+
         def checked() -> None:
             run()
             scheduler.check_integrity()
-            plan = scheduler._last[1]
+            plan = plans[0]
             self.counts["steps"] += 1
             self.counts["read in place"] += bool(plan.levels)
             self.counts["read in place by several"] += any(
