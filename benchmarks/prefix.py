@@ -122,9 +122,9 @@ async def rollout(play: Play, steps: Steps, served: Engine, seen: Seen, vocab: i
 
 async def ours(decoder: Decoder, workload: Workload, clock: CpuClock) -> Seen:
     """The workload through a fresh engine."""
-    config = EmbeddedConfig(
-        max_batch=64, kv_tokens=workload.live, linger=int(__import__("os").environ.get("LINGER", 0))
-    )
+    # as the rival's batches are tuned: whoever comes waits until those who decode are through
+    linger = workload.sampled + 1
+    config = EmbeddedConfig(max_batch=64, kv_tokens=workload.live, linger=linger)
     served, seen = engine(decoder, config), Seen(workload)
     await served.start()
     steps = Steps(served, seen)
