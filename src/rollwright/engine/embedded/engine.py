@@ -36,6 +36,12 @@ PROBE_TOLERANCE = 1e-4
 """Largest difference of a logprob, in nats, between the trainer's probe and this engine."""
 
 
+MOST = 1e6
+"""Highest temperature; all tokens are as likely as each other far below it."""
+STOPS = 256
+"""Most stop ids of a request."""
+
+
 class _Mode(enum.Enum):
     SERVING = "serving"
     DRAINING = "draining"
@@ -126,6 +132,8 @@ class EmbeddedEngine:
             raise ValueError(
                 f"score needs a temperature above 0, got {temperature}; greedy logprobs are at 1"
             )
+        if self._unfit:
+            raise WeightMismatch(f"cannot score: {self._unfit}; update with matching weights first")
         if len(ids) > self._model.shape.context:
             raise ContextOverflow(f"{len(ids)} tokens exceed the context of {self._model.shape.context}")
         return score(self._scheduler.model, ids, temperature) if len(ids) > 1 else np.empty(0, np.float32)
@@ -153,6 +161,8 @@ class EmbeddedEngine:
             self._quiet.clear()
         await self._quiet.wait()
         self._check_open()
+        if self._mode is not _Mode.PAUSED:
+            raise EngineError("the engine did not pause: somebody resumed it while requests were finished")
 
     async def resume(self) -> None:
         """Go on. Idempotent.
@@ -273,7 +283,7 @@ class EmbeddedEngine:
         ids, context = self._checked(prompt), self._model.shape.context
         if name in self._flying:
             raise ValueError(f"request {name!r} is in flight already; ids are unique among those in flight")
-        _check(sampling)
+        _check(sampling, priority)
         if len(ids) >= context:
             raise ContextOverflow(
                 f"a prompt of {len(ids)} tokens leaves no room for one token in a context of {context}"
@@ -299,7 +309,9 @@ class EmbeddedEngine:
         )
         entry.begin()
         self._flying[name] = entry
-        if self._mode is _Mode.SERVING:
+        if entry.matcher is not None and entry.matcher.ended:  # nothing can be said
+            self._scheduler.end(entry, Finish.STOP)
+        elif self._mode is _Mode.SERVING:
             self._scheduler.add(entry)
             self._wake.set()
         else:
@@ -351,10 +363,14 @@ class EmbeddedEngine:
             if state[name].shape != parameter.shape:
                 expected = f"expected {tuple(parameter.shape)}, got {tuple(state[name].shape)}"
                 raise WeightMismatch(f"the shape of {name} does not fit the model: {expected}")
+        fresh = {
+            name: state[name].to(parameter.device, parameter.dtype)
+            for name, parameter in own.items()
+            if state[name].data_ptr() != parameter.data_ptr()
+        }
         with torch.no_grad():
-            for name, parameter in own.items():
-                if state[name].data_ptr() != parameter.data_ptr():
-                    parameter.copy_(state[name])
+            for name, tensor in fresh.items():
+                own[name].copy_(tensor)
 
     def _gap(self, probe: Probe | None) -> float:
         """Largest difference to the probe's logprobs."""
@@ -369,13 +385,16 @@ class EmbeddedEngine:
         return gap
 
 
-def _check(sampling: Sampling) -> None:
+def _check(sampling: Sampling, priority: int) -> None:
     """Raises `ValueError` where the numbers make no sense."""
-    if not (
-        0 <= sampling.temperature < float("inf") and 0 < sampling.top_p <= 1 and sampling.max_tokens >= 1
-    ):
-        raise ValueError(f"expected temperature ≥ 0, 0 < top_p ≤ 1 and max_tokens ≥ 1, got {sampling}")
+    finite = 0 <= sampling.temperature <= MOST
+    if not (finite and 0 < sampling.top_p <= 1 and sampling.max_tokens >= 1):
+        raise ValueError(
+            f"expected 0 ≤ temperature ≤ {MOST:g}, 0 < top_p ≤ 1 and max_tokens ≥ 1, got {sampling}"
+        )
     if not (0 <= sampling.min_p <= 1 and 0 <= sampling.top_k < 2**31):
         raise ValueError(f"expected 0 ≤ min_p ≤ 1 and top_k ≥ 0 (0: all), got {sampling}")
-    if any(abs(id) >= 2**31 for id in sampling.stop):
-        raise ValueError(f"stop ids are token ids, got {sampling.stop}")
+    if any(abs(id) >= 2**31 for id in sampling.stop) or len(sampling.stop) > STOPS:
+        raise ValueError(f"stop ids are token ids, at most {STOPS}, got {str(sampling.stop)[:200]}")
+    if abs(priority) >= 2**31:
+        raise ValueError(f"a priority is a number of 32 bits, got {priority}")

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rollwright.engine.embedded.stops import StopText
-from rollwright.engine.grammar.base import Matcher
+from rollwright.engine.grammar.base import Bits, Matcher
+from rollwright.errors import ConstraintError
 from rollwright.types import Chunk, Completion, Finish, Floats, Ints, PolicyVersion, Sampling, VersionSpan
 
 Sink = asyncio.Queue[Chunk | None]
@@ -56,19 +57,39 @@ class Request:
     matcher: Matcher | None = None
     """Where it stands in its constraint's language."""
     stop_text: StopText | None = None
+    broken: Exception | None = None
+    """What its constraint failed with."""
 
     @property
     def watched(self) -> bool:
         """Whether each of its tokens must be looked at when it comes."""
         return self.sink is not None or self.matcher is not None or self.stop_text is not None
 
+    def mask(self, out: Bits, vocab: int) -> None:
+        """Let its constraint say which of `vocab` tokens may come next. One that fails, or leaves none, makes
+        the request `broken` and lets everything through: it ends with this step, and nobody else does."""
+        assert self.matcher is not None, "without a constraint nothing is masked"
+        try:
+            self.matcher.mask(out)
+            if vocab % 32:
+                out[-1] &= np.uint32((1 << vocab % 32) - 1)
+            if not out.any():
+                self.broken = ConstraintError("the constraint leaves no token to sample")
+        except Exception as error:  # boundary: a library's failure over one constraint is that request's
+            self.broken = ConstraintError(f"the constraint failed: {error}")
+        if self.broken is not None:
+            out[:] = ~np.uint32(0)
+
     def follows(self, token: int) -> bool:
         """Take note of a sampled token; whether the request ends with it, as its stop strings or its
         constraint say."""
-        ended = False
-        if self.matcher is not None:
-            self.matcher.accept(token)
-            ended = self.matcher.ended
+        ended = self.broken is not None
+        if self.matcher is not None and not ended:
+            try:
+                self.matcher.accept(token)
+                ended = self.matcher.ended
+            except Exception as error:  # boundary: as above
+                self.broken, ended = ConstraintError(f"the constraint failed: {error}"), True
         if self.stop_text is not None:
             ended |= self.stop_text.push(token) is not None
         return ended
@@ -108,7 +129,7 @@ class Request:
         )
         if not self.result.done():
             self.result.set_result(done)
-        if self.sink is not None and finish is Finish.ABORT:
+        if self.sink is not None and (finish is Finish.ABORT or not len(done.tokens)):
             none = np.empty(0, np.int32), np.empty(0, np.float32)
             self.sink.put_nowait(
                 Chunk(request=self.id, tokens=none[0], logprobs=none[1], version=version, finish=finish)

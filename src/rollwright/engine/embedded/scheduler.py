@@ -262,6 +262,8 @@ class Scheduler:
             request = batch.requests[rows[i]]
             assert request is not None, f"row {rows[i]} is empty"
             stopped[i] |= request.follows(int(tokens[i]))
+            if request.broken is not None:
+                continue
             finish = Finish.STOP if stopped[i] else Finish.LENGTH if ended[i] else None
             if request.sink is not None:
                 request.sink.put_nowait(self._piece(request, tokens[i : i + 1], logprobs[i : i + 1], finish))
@@ -286,6 +288,9 @@ class Scheduler:
         )
 
     def _complete(self, request: Request, finish: Finish) -> None:
+        if request.broken is not None:
+            request.fail(request.broken)
+            return
         done = request.complete(finish, self.version)
         if done.compliant is not None:
             self.constrained += 1
@@ -307,6 +312,7 @@ class Scheduler:
         tokens, to have their KV computed again under the new version, or without; or they end."""
         if isinstance(self.model, Folded):
             self.model.refresh()
+        self._last = (0, None)
         old, running = self.version, self.histories.forget(version)
         for request in running:
             request.close_span(old)

@@ -21,6 +21,8 @@ from rollwright.model.base import Model
 from rollwright.model.folded import Folded
 from rollwright.types import Floats, Ints
 
+SLICE = 1024
+"""Tokens whose logits are there at once when a text is scored."""
 REPLAYS = 8
 """Batch sizes for which bound operations are kept."""
 
@@ -119,17 +121,17 @@ def _allowed(batch: Batch, rows: Index, vocab: int) -> Allowed | None:
     watched = batch.watched[rows]
     if not watched.any():
         return None
-    matchers = [
-        (i, request.matcher)
+    held = [
+        (i, request)
         for i in np.flatnonzero(watched).tolist()
         if (request := batch.requests[rows[i]]) is not None and request.matcher is not None
     ]
-    if not matchers:
+    if not held:
         return None
-    bits = np.zeros((len(matchers), -(-vocab // 32)), np.uint32)
-    for out, (_, matcher) in zip(bits, matchers, strict=True):
-        matcher.mask(out)
-    return Allowed(np.array([i for i, _ in matchers], np.int64), bits)
+    bits = np.zeros((len(held), -(-vocab // 32)), np.uint32)
+    for out, (_, request) in zip(bits, held, strict=True):
+        request.mask(out, vocab)
+    return Allowed(np.array([i for i, _ in held], np.int64), bits)
 
 
 @torch.inference_mode()
@@ -139,6 +141,9 @@ def score(model: Model, tokens: Ints, temperature: float) -> Floats:
     ids = torch.from_numpy(tokens.astype(np.int64)).to(device)
     lengths = [len(ids) - 1]
     hidden = model.forward(ids[:-1], positions(lengths).to(device), causal(lengths, model.shape))
-    logp = (model.logits(hidden) / temperature).log_softmax(-1)
-    found: Floats = logp.gather(1, ids[1:, None]).squeeze(1).float().cpu().numpy()
-    return found
+    found = []
+    for rows, asked in zip(torch.split(hidden, SLICE), torch.split(ids[1:, None], SLICE), strict=True):
+        logp = (model.logits(rows) / temperature).log_softmax(-1)
+        found.append(logp.gather(1, asked).squeeze(1).float().cpu())
+    scores: Floats = torch.cat(found).numpy()
+    return scores
