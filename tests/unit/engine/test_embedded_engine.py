@@ -354,7 +354,7 @@ async def test_what_sampling_cannot_mean_is_refused() -> None:
             {"top_p": 1.5},
             {"max_tokens": 0},
         ):
-            with pytest.raises(ValueError, match="expected temperature"):
+            with pytest.raises(ValueError, match="expected 0 ≤ temperature"):
                 await engine.generate(np.ones(3, np.int32), Sampling(**wrong), request="a")
         with pytest.raises(ValueError, match="stop ids"):
             await engine.generate(np.ones(3, np.int32), Sampling(stop=(2**63,)), request="a")
