@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 plan = typer.Typer(no_args_is_help=True, help="Plan resources before a run.")
 
+CARDS = "Accelerator: t4, a10g, l4, rtx4090, l40s, a100-40, a100, h100, h200, b200, mi300x."
+"""Help of `--card`; the figures are `engine.kv.accelerators`'."""
 RESERVE = 0.1
 """Share of the memory left to the driver and the allocator, where nothing is said."""
 
@@ -27,8 +29,8 @@ def _group() -> None:
 @plan.command("kv")
 def kv(
     model: Annotated[str, typer.Argument(help="config.json, its folder, or a built-in card: llama-3.1-8b.")],
-    memory: Annotated[str | None, typer.Option(help="Of one device, for example 80GiB.")] = None,
-    card: Annotated[str | None, typer.Option(help="Accelerator: h100, a100, l40s, rtx4090.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Of one device, with a unit: 80GiB.")] = None,
+    card: Annotated[str | None, typer.Option(help=CARDS)] = None,
     bandwidth: Annotated[float | None, typer.Option(help="Of its memory, TB/s; for the knee.")] = None,
     tflops: Annotated[float | None, typer.Option(help="Its 16-bit peak; for the knee.")] = None,
     context: Annotated[int | None, typer.Option(min=2, help="Tokens a sequence may have.")] = None,
@@ -36,11 +38,17 @@ def kv(
     dtype: Annotated[
         str | None, typer.Option(help="Of the weights: bf16, fp16, fp32, fp8, int8, int4.")
     ] = None,
-    kv_dtype: Annotated[str | None, typer.Option(help="Of keys and values; scales are counted.")] = None,
+    kv_dtype: Annotated[
+        str | None,
+        typer.Option(help="Of keys and values: bf16, fp16, fp32, fp8, int8, int4; scales are counted."),
+    ] = None,
     kv_group: Annotated[int, typer.Option(min=0, help="Numbers that share a scale; 0: a head.")] = 0,
-    weights: Annotated[str | None, typer.Option(help="Bytes on each device; else from the shape.")] = None,
-    activations: Annotated[str, typer.Option(help="Bytes on each device, for example 2GiB.")] = "0",
-    reserve: Annotated[str | None, typer.Option(help="Left to the driver; else a tenth.")] = None,
+    weights: Annotated[str | None, typer.Option(help="On each device: 16GiB; else by the shape.")] = None,
+    activations: Annotated[str, typer.Option(help="On each device, with a unit: 2GiB.")] = "0",
+    reserve: Annotated[
+        str | None,
+        typer.Option(help="Left to the driver, a size: 8GiB, not a share; else a tenth of the memory."),
+    ] = None,
     block: Annotated[int, typer.Option(min=1, help="Tokens of a page.")] = 16,
     tensor_parallel: Annotated[int, typer.Option(min=1, help="Devices that share the heads.")] = 1,
     step_overhead: Annotated[float, typer.Option(min=0, help="Fixed milliseconds of a step.")] = 0.0,
@@ -48,7 +56,9 @@ def kv(
     prompt: Annotated[int | None, typer.Option(help="Tokens of the first prompt.")] = None,
     shared: Annotated[int, typer.Option(help="Of these, common to all rollouts.")] = 0,
     turns: Annotated[int, typer.Option(help="Turns of a rollout.")] = 1,
-    sampled: Annotated[int | None, typer.Option(help="Tokens sampled in a turn; 256.")] = None,
+    sampled: Annotated[
+        int | None, typer.Option(help="Tokens sampled in a turn, with --prompt.", show_default="256")
+    ] = None,
     observed: Annotated[int, typer.Option(help="Tokens a tool adds between turns.")] = 0,
     group: Annotated[int, typer.Option(help="Rollouts of one prompt.")] = 1,
     from_run: Annotated[Path | None, typer.Option(help="Run folder to learn the traffic from.")] = None,
@@ -68,6 +78,8 @@ def kv(
 
     found = named(model)
     device = _device(memory, card, bandwidth, tflops)
+    _known("--dtype", dtype)
+    _known("--kv-dtype", kv_dtype)
     if not 0 < gain < 1:
         raise ConfigError(f"--gain {gain}: expected more than 0 and less than 1")
     if from_run is not None and prompt is not None:
@@ -123,6 +135,15 @@ def _device(memory: str | None, card: str | None, bandwidth: float | None, tflop
     speed = bandwidth * 1e12 if bandwidth else known.bandwidth if known else None
     peak = tflops * 1e12 if tflops else known.flops if known else None
     return Device(size, speed, peak)
+
+
+def _known(option: str, dtype: str | None) -> None:
+    """Refuse a dtype that is none, by the option that gave it."""
+    from rollwright.engine.kv.cost import BITS
+    from rollwright.errors import ConfigError
+
+    if dtype is not None and dtype not in BITS:
+        raise ConfigError(f"{option} {dtype}: '{dtype}' is not known; take one of {', '.join(BITS)}")
 
 
 def _learned(run: Path, group: int | None) -> Traffic:

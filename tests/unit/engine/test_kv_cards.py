@@ -18,6 +18,7 @@ from rollwright.engine.kv.cost import Cost, Format
 from rollwright.engine.kv.read import decoded, read
 from rollwright.errors import ConfigError
 
+LLAMA_LIKE = '{"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}'
 FULL, SLIDING = "full_attention", "sliding_attention"
 CASES: dict[str, tuple[dict[str, Any], int, int, int]] = {
     # 2 × 32 layers × 4096 × 2 bytes = 524,288; × 32,768 = 17,179,869,184 = 16 GiB
@@ -142,7 +143,10 @@ CASES: dict[str, tuple[dict[str, Any], int, int, int]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_bytes_of_a_token_and_of_a_sequence(name: str, tmp_path: Path) -> None:
     config, token, length, sequence = CASES[name]
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    typed = {"model_type": CARDS[name].model_type}
+    inner = config.get("text_config")
+    whole = {"text_config": {**typed, **inner}} if inner else {**typed, **config}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
     for card in (read(tmp_path), named(name)):
         cost = Cost(card, Format("fp16"))
         assert (cost.token_bytes(), cost.sequence_bytes(length)) == (token, sequence)
@@ -209,7 +213,8 @@ def test_a_step_reads_every_expert_only_when_the_batch_goes_through_all() -> Non
 
 def test_mamba_2_and_layers_that_are_only_an_mlp() -> None:
     config = {
-        **{"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128},
+        **{"model_type": "nemotron_h", "hidden_size": 4096, "num_attention_heads": 32},
+        **{"num_key_value_heads": 8, "head_dim": 128},
         **{"hybrid_override_pattern": "M-M*-", "ssm_state_size": 128, "mamba_num_heads": 128},
         **{"mamba_head_dim": 64, "n_groups": 8, "conv_kernel": 4},
     }
@@ -260,6 +265,14 @@ def test_every_built_in_card_has_a_context_and_weights(name: str) -> None:
             '{"layer_types": ["sliding_attention"], "hidden_size": 8, "num_attention_heads": 2}',
             "sliding_window",
         ),
+        (
+            LLAMA_LIKE.replace("{", '{"model_type": "weird", '),
+            r"config\.json: model_type 'weird' is not known",
+        ),
+        (LLAMA_LIKE.replace("{", '{"model_type": "lama", '), "did you mean 'llama'"),
+        ('{"model_type": "mamba2"}', "model_type 'mamba2' is not known"),
+        (LLAMA_LIKE, "'model_type' is missing"),
+        ('{"model_type": "gemma3", "text_config": ' + LLAMA_LIKE + "}", "'model_type' is missing"),
     ],
 )
 def test_what_is_not_understood_is_refused_by_name(config: str, says: str) -> None:

@@ -16,9 +16,10 @@ from made_run import made_run
 from typer.testing import CliRunner, Result
 
 from rollwright.cli.main import app
+from rollwright.engine.kv.accelerators import ACCELERATORS
 from rollwright.engine.kv.card import Card, Kind, Layer, Parameters
 from rollwright.engine.kv.cards import named
-from rollwright.engine.kv.cost import Cost, Format
+from rollwright.engine.kv.cost import BITS, Cost, Format
 from rollwright.engine.kv.plan import Demand, Device, plan
 from rollwright.engine.kv.sizes import parsed, told
 from rollwright.engine.kv.traffic import Traffic, learned
@@ -195,8 +196,10 @@ def test_json_and_picture_say_the_same_as_the_text(tmp_path: Path) -> None:
 def test_a_models_name_is_escaped_in_the_picture(tmp_path: Path) -> None:
     folder = tmp_path / "<b>&"
     folder.mkdir()
-    config = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100}
-    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 512}))
+    config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    (folder / "config.json").write_text(
+        json.dumps({**config, "vocab_size": 100, "max_position_embeddings": 512})
+    )
     done = ask(str(folder), "--memory", "1GB", "--picture", str(tmp_path / "x.svg"))
     assert done.exit_code == 0 and "<b>&amp;" not in (tmp_path / "x.svg").read_text()
     assert ElementTree.parse(tmp_path / "x.svg") is not None
@@ -210,6 +213,34 @@ def test_traffic_of_a_run(tmp_path: Path) -> None:
     assert found["traffic"]["turns"] >= 1 and found["context"] <= 8192 and found["fits"] > 1
 
 
+def test_sharing_never_makes_fewer_fit_however_many_do(tmp_path: Path) -> None:
+    config = {"model_type": "llama", "hidden_size": 2, "num_hidden_layers": 1, "num_attention_heads": 1}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "intermediate_size": 2, "vocab_size": 9}))
+    found = json.loads(ask(str(tmp_path), "--card", "h200", "--context", "64", "--json").output)
+    assert found["fits_shared"] == found["fits"] > 2**20
+
+
+def test_a_context_beyond_the_model_is_noted_and_never_advised() -> None:
+    done = ask("llama-3.1-8b", "--card", "h100", "--context", "200000", "--kv-dtype", "fp8")
+    assert "note: 200,000 tokens are more than the 131,072" in done.output, done.output
+    assert "KV of 1 sequence " in done.output and "so that 1 fits at once" in done.output
+    assert re.search(r"worth allowing +131,072,", done.output)
+    refused = ask("llama-2-7b", "--memory", "80GiB", "--context", "1000000")
+    assert "--context 4096" in refused.output.replace(",", "")
+
+
+def test_heads_that_do_not_divide_by_the_devices_are_noted() -> None:
+    found = ask("llama-3.1-8b", "--card", "h100", "--tensor-parallel", "3").output
+    assert "note: 8 KV heads do not divide by 3 devices" in found and "holds 3" in found
+    assert "divide" not in ask("llama-3.1-8b", "--card", "h100", "--tensor-parallel", "4").output
+
+
+def test_the_help_lists_what_can_be_given() -> None:
+    said = re.sub(r"[\s│]+", " ", ask("--help").output)
+    for name in (*ACCELERATORS, *BITS):
+        assert re.search(rf"[ :,]{name}[,.;]", said), (name, said)
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -218,6 +249,16 @@ def test_traffic_of_a_run(tmp_path: Path) -> None:
         (["lama-3.1-8b", "--memory", "80GiB"], "did you mean 'llama-3.1-8b'"),
         (["article", "--card", "h10"], "no such card"),
         (["article", "--card", "h100", "--kv-dtype", "fp7"], "'fp7' is not known"),
+        (
+            ["article", "--card", "h100", "--kv-dtype", "q8"],
+            "--kv-dtype q8: 'q8' is not known; take one of fp32",
+        ),
+        (["article", "--card", "h100", "--dtype", "q8"], "--dtype q8"),
+        (["article", "--card", "h100", "--reserve", "0.1"], "--reserve = '0.1' is no whole number of bytes"),
+        (["article", "--memory", "0.8"], "--memory = '0.8'"),
+        (["article", "--card", "h100", "--activations", "1.5"], "--activations = '1.5'"),
+        (["article", "--card", "h100", "--weights", "0.5"], "--weights = '0.5'"),
+        (["article", "--memory", "20GiB", "--context", "99000"], "is --context 11152 or"),
         (["article", "--card", "h100", "--gain", "1"], "--gain"),
         (["article", "--card", "h100", "--tflops", "-1"], "--tflops"),
         (["article", "--card", "h100", "--turns", "4"], "belong to --prompt"),

@@ -47,11 +47,14 @@ def lines(plan: Plan) -> Iterator[str]:
     yield _row("", _bar(plan))
     yield _row("sequences that fit", f"{plan.fits:,}; {plan.fits_shared:,} where prefixes are shared")
     yield _row("longest context", f"{plan.longest_one:,} for one sequence")
-    yield _row("  worth allowing", f"{plan.longest:,}, so that {plan.wanted} fit at once")
+    yield _row(
+        "  worth allowing",
+        f"{plan.longest:,}, so that {plan.wanted} fit{'s' if plan.wanted == 1 else ''} at once",
+    )
     yield _row("prefix hits expected", f"{100 * plan.hit_rate:.1f} % of prompt tokens")
     saved = 1 - plan.shared_bytes / plan.alone_bytes if plan.alone_bytes else 0.0
     yield _row(
-        f"KV of {plan.wanted} sequences",
+        f"KV of {plan.wanted} sequence{'' if plan.wanted == 1 else 's'}",
         f"{told(plan.alone_bytes)} alone, {told(plan.shared_bytes)} shared ({100 * saved:.0f} % saved)",
     )
     if plan.knee is not None and plan.knee_rate is not None and plan.first_rate is not None:

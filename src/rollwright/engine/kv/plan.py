@@ -131,7 +131,7 @@ def plan(card: Card, device: Device, demand: Demand, traffic: Traffic | None = N
     if budget < sequence:
         _refuse(cost, card, device, demand, weights, budget, context, dtype)
     fits = budget // max(1, sequence)
-    shared = _largest(lambda n: cost.together(traffic, n, context) <= budget, 0, MOST * 16)
+    shared = _largest(lambda n: cost.together(traffic, n, context) <= budget, 0, budget)
     wanted = demand.concurrency or traffic.group
     rate = _rate(cost, device, demand, weights, traffic)
     knee = None if rate is None else _knee(rate, demand.share)
@@ -229,7 +229,8 @@ def _refuse(
     needed = weights + demand.activations + demand.reserve
     what = f"{card.name} ({dtype}): weights, activations and reserve take {told(needed)}"
     if budget > 0:
-        least = _largest(lambda n: cost.sequence_bytes(n) <= budget, 0, context)
+        most = min(context, card.context or context)
+        least = _largest(lambda n: cost.sequence_bytes(n) <= budget, 0, most)
         what += f", one sequence of {context:,} tokens {told(cost.sequence_bytes(context))} more"
         near = f"--context {least}" if least else ""
     else:
@@ -293,7 +294,10 @@ def _notes(card: Card, demand: Demand, context: int, shared: int, knee: int | No
     if card.quantised and demand.weights is None and demand.dtype is None:
         notes.append("the checkpoint is quantised: give its size with --weights, or its --dtype")
     if card.context and context > card.context:
-        notes.append(f"{context:,} tokens are more than the {card.context:,} that the model was made for")
+        notes.append(
+            f"{context:,} tokens are more than the {card.context:,} that the model was made for: "
+            f"give --context {card.context} or less"
+        )
     if knee is None:
         notes.append("no knee: give --card, or --bandwidth and --tflops")
     elif shared < knee:
@@ -302,5 +306,11 @@ def _notes(card: Card, demand: Demand, context: int, shared: int, knee: int | No
     if heads and demand.tensor_parallel > min(heads):
         notes.append(
             f"{min(heads)} KV heads on {demand.tensor_parallel} devices: heads are held more than once"
+        )
+    elif heads and demand.tensor_parallel > 1 and (odd := [n for n in heads if n % demand.tensor_parallel]):
+        most = -(-odd[0] // demand.tensor_parallel)
+        notes.append(
+            f"{odd[0]} KV heads do not divide by {demand.tensor_parallel} devices, as most engines "
+            f"want it: the figures are of a device that holds {most}"
         )
     return tuple(notes)

@@ -1,9 +1,9 @@
 """From a model's config.json to a `Card`.
 
 Role: reads what each layer keeps, as the model's own code would build it. Neighbours: `raw` has the keys,
-`weights` counts parameters. Invariants: nothing of the file is executed; what is not understood is refused
-by name, never guessed. Sources: the `configuration_*.py` of transformers 5.24 for the defaults of each
-`model_type`.
+`families` the known types, `weights` counts parameters. Invariants: nothing of the file is executed; what is
+not understood is refused by name, never guessed. Sources: the `configuration_*.py` of transformers 5.24 for
+the defaults of each `model_type`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from rollwright.engine.kv.card import Card, Kind, Layer
+from rollwright.engine.kv.families import understood
 from rollwright.engine.kv.raw import Raw
 from rollwright.engine.kv.states import linear, mamba
 from rollwright.engine.kv.weights import count
@@ -81,7 +82,10 @@ def card(outer: Raw, name: str, where: str) -> Card:
         value = getattr(raw, key)
         if isinstance(value, int) and not 0 <= value < 2**40:
             raise ConfigError(f"{where}: '{key}' is {value}; it decides about memory")
+    if raw.model_type:
+        understood(raw.model_type, where)
     layers = _layers(raw, where)
+    understood(raw.model_type, where)  # a file without a type is first told what else it lacks
     notes = []
     if any(layer.kind is Kind.STATE for layer in layers):
         notes.append("recurrent states: a prefix is found only where a state of it was kept")

@@ -31,7 +31,13 @@ def parsed(text: str, what: str) -> int:
         raise ConfigError(
             f"{what} = '{text}' is no size: write a number and a unit, for example 80GiB or 24GB"
         )
-    return int(float(found[1]) * units[found[2].lower()])
+    size = float(found[1]) * units[found[2].lower()]
+    if not found[2] and not size.is_integer():
+        raise ConfigError(
+            f"{what} = '{text}' is no whole number of bytes, and never a share of the memory: write a unit, "
+            "for example 8GiB"
+        )
+    return int(size)
 
 
 def told(size: float) -> str:
