@@ -22,7 +22,16 @@ from rollwright.model.base import Vocabulary
 from rollwright.types import Constraint
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
+    from llguidance import LLMatcher, LLParserLimits
+
+_INITIAL_FUEL = 200_000
+_STEP_FUEL = 50_000
+"""Regular expressions that the library may build before and in a step, of its 1,000,000 and 200,000: what
+needs more takes longer than a tenth of a second."""
+_STEP_ITEMS = 20_000
+"""Earley items in a step, of its 50,000."""
+_STATES = 50_000
+"""States of a lexer, of its 250,000; 1 to 2 kB each."""
 
 
 class GuidedGrammars:
@@ -43,6 +52,18 @@ class GuidedGrammars:
         self, constraint: Constraint, stop: Sequence[int], budget: int | None = None
     ) -> GuidedMatcher:
         """See `Grammars`."""
+        made = self._matcher(constraint, stop, budget)
+        if made.ended and not made.complete:
+            # copies of a parser share its lexer: where one met a limit, all are at their end
+            del self._compiled[constraint]
+            made = self._matcher(constraint, stop, budget)
+        if made.ended and not made.complete:
+            raise ConstraintError(
+                f"{constraint.kind.value}: no token of this vocabulary can begin it, stop tokens aside"
+            )
+        return made
+
+    def _matcher(self, constraint: Constraint, stop: Sequence[int], budget: int | None) -> GuidedMatcher:
         if constraint not in self._compiled:
             self._compiled[constraint] = self._compile(constraint)
             while len(self._compiled) > self._kept:
@@ -55,22 +76,50 @@ class GuidedGrammars:
         limits = (
             None
             if budget is None
-            else Budget(self._closing, budget, grammar.growth * self._table.openers, len(stop) > 0)
+            else Budget(self._closing, budget, grammar.growth * self._table.openers, self._stops(stop))
         )
         return GuidedMatcher(parser.deep_copy(), self._table, stop, marks, limits)
+
+    def _stops(self, stop: Sequence[int]) -> bool:
+        """Whether one of these ids is a token."""
+        return any(0 <= token < self._table.size for token in stop)
 
     def _compile(self, constraint: Constraint) -> tuple[LLMatcher, Source]:
         from llguidance import LLMatcher
 
         made = source(constraint, self._table.control)
         try:
-            parser = LLMatcher(self._table.library, LLMatcher.grammar_from_lark(made.grammar), log_level=0)
+            text = LLMatcher.grammar_from_lark(made.grammar)
+            parser = LLMatcher(self._table.library, text, log_level=0, limits=_limits())
         except ValueError as error:
             raise ConstraintError(f"{constraint.kind.value}: {error}") from error
         said = [parser.get_error()] if parser.is_error() else parser.get_grammar_warnings()
-        if said:
+        if said := said or self._tried(parser):
             raise ConstraintError(f"{constraint.kind.value} cannot be enforced: {'; '.join(said)}")
         return parser, made
+
+    def _tried(self, parser: LLMatcher) -> list[str]:
+        """What goes wrong in a first token: the library builds its lexer there, and meets its limits."""
+        first = parser.deep_copy()
+        buffer = bits.empty(self._table.size + 1)
+        first.unsafe_compute_mask_ptr(buffer.ctypes.data, buffer.nbytes)
+        tokens = bits.tokens(buffer, self._table.size)[:1]
+        if tokens and not first.is_error():
+            first.consume_tokens(tokens)
+        return [first.get_error().partition("\n")[0] or "it allows nothing"] if first.is_error() else []
+
+
+def _limits() -> LLParserLimits:
+    """What the library may spend on a constraint; beyond it a constraint is refused, a matcher ends."""
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(
+        initial_lexer_fuel=_INITIAL_FUEL,
+        step_lexer_fuel=_STEP_FUEL,
+        step_max_items=_STEP_ITEMS,
+        max_lexer_states=_STATES,
+        verbose_errors=False,
+    )
 
 
 class GuidedMatcher:
@@ -81,7 +130,7 @@ class GuidedMatcher:
     ) -> None:
         self._parser = parser
         self._table = table
-        self._stop = frozenset(stop)
+        self._stop = frozenset(token for token in stop if 0 <= token < table.size)
         self._stops = bits.of(self._stop, table.size)
         self._marks = marks
         self._tail = b""
@@ -91,11 +140,14 @@ class GuidedMatcher:
         self._at = self._buffer.ctypes.data
         self._mask = self._buffer[: bits.words(table.size)]
         self._known = False
+        self._over = False
 
     def mask(self, out: Bits) -> None:
-        """See `Matcher`."""
+        """See `Matcher`; `out` may have fewer or more words than this vocabulary, as a model's output may."""
         self._compute()
-        out[:] = self._mask
+        shared = min(len(out), len(self._mask))
+        out[:shared] = self._mask[:shared]
+        out[shared:] = 0
 
     def accept(self, token: int) -> None:
         """See `Matcher`.
@@ -103,6 +155,7 @@ class GuidedMatcher:
         Raises:
             ValueError: the mask does not allow it.
         """
+        self._compute()
         if self._stopped or not 0 <= token < self._table.size:
             raise ValueError(f"token {token} cannot come here")
         if token in self._stop:
@@ -110,7 +163,9 @@ class GuidedMatcher:
                 raise ValueError(f"stop token {token} inside a word")
             self._stopped = True
         elif not self._parser.consume_token(token):
-            raise ValueError(f"token {token} leaves the constraint: {self._parser.get_error()}")
+            if not bits.has(self._mask, token):
+                raise ValueError(f"token {token} leaves the constraint: {self._parser.get_error()}")
+            # else a limit of the library was met: the word ends here, unfinished
         elif self._marks is not None:
             control = token in self._table.control.values()
             self._tail = b"" if control else (self._tail + self._table.pieces[token])[-self._marks.keep :]
@@ -121,7 +176,7 @@ class GuidedMatcher:
     @property
     def complete(self) -> bool:
         """See `Matcher`."""
-        return self._stopped or (self._parser.is_accepting() and not self._parser.is_error())
+        return self._stopped or (not self._parser.is_error() and self._parser.is_accepting())
 
     @property
     def ended(self) -> bool:
@@ -129,16 +184,19 @@ class GuidedMatcher:
         if self._stopped or self._parser.is_stopped():
             return True
         self._compute()
-        return not self._mask.any()
+        return self._over
 
     def _compute(self) -> None:
+        """The mask, and whether nothing but a stop token can come."""
         if self._known:
             return
         self._known = True
-        if self._stopped or self._parser.is_error():
+        if not self._stopped and not self._parser.is_error():
+            self._parser.unsafe_compute_mask_ptr(self._at, self._buffer.nbytes)
+        if self._stopped or self._parser.is_error():  # the mask itself may meet a limit of the library
             self._mask[:] = 0
+            self._over = True
             return
-        self._parser.unsafe_compute_mask_ptr(self._at, self._buffer.nbytes)
         last = self._table.end
         self._buffer[last // bits.WORD] &= ~(1 << (last % bits.WORD)) & 0xFFFFFFFF
         if self._marks is not None:
@@ -146,6 +204,7 @@ class GuidedMatcher:
             if len(gone):
                 self._mask &= ~bits.of(gone, self._table.size)
         self._mask &= ~self._stops
+        self._over = not self._mask.any()
         if self._parser.is_accepting():
             self._mask |= self._stops
         if self._budget is not None:

@@ -30,7 +30,9 @@ class Marks:
         if at < 0:
             return self._whole
         open = tail[at:]
-        if open not in self._found:
+        if not any(mark.startswith(open) for mark in self._marks):
+            return self._whole
+        if open not in self._found:  # as many as marks have prefixes
             rests = [mark[len(open) :] for mark in self._marks if mark.startswith(open)]
             ids = [self._whole, *(self._table.beginning(rest) for rest in rests if rest)]
             self._found[open] = np.unique(np.concatenate(ids))

@@ -1,6 +1,7 @@
-"""JSON schemas as constraints: what is refused, what is narrowed, how much a token can open.
+"""JSON schemas as constraints: what is refused, what is narrowed.
 
-Role: makes of a schema one whose every feature is held to. Neighbours: `sources` puts it into a grammar.
+Role: makes of a schema one whose every feature is held to. Neighbours: `sources` puts it into a grammar,
+`needs` estimates what its values take.
 Invariant: what comes out allows a subset of what went in. Keywords are those of JSON Schema 2020-12 and
 `definitions`; llguidance itself refuses others that it knows and does not hold to.
 
@@ -13,17 +14,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import cast
 
 import msgspec
 
 from rollwright.errors import ConstraintError
 from rollwright.types import Json
 
-LIMITLESS = 1_000_000
-"""Need of what cannot be written within a bound."""
-_PATTERN = 24
-"""Bytes assumed for a string that matches a pattern or format."""
+_DEEPEST = 500
+"""Most levels, references followed: the library's recursion must stay within a thread's stack, which held at
+1,200 and overflowed at 2,000 in 8 MiB."""
 _EXACT = 2**53 - 1
 _REFUSED = frozenset(
     (
@@ -37,7 +36,7 @@ _COMBINED = ("allOf", "anyOf", "oneOf", "$ref")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _ONE = ("items", "additionalProperties")
-_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 
 def read(source: str) -> Json:
@@ -56,11 +55,13 @@ def narrowed(schema: Json, where: str = "#") -> Json:
     """The schema that decoding is held to.
 
     Raises:
-        ConstraintError: no schema, or a keyword that cannot be held to; the text names it and its place.
+        ConstraintError: no schema, one too deep, or a keyword that cannot be held to; the text names it and
+            its place.
     """
-    for place, node in _nodes(schema, where):
+    for place, node in nodes_of(schema, where):
         _check(place, node)
-    nodes = [node for _, node in _nodes(schema, where) if isinstance(node, dict)]
+    _check_depth(schema, where)
+    nodes = [node for _, node in nodes_of(schema, where) if isinstance(node, dict)]
     joined = any("allOf" in node or ("$ref" in node and len(_said(node)) > 1) for node in nodes)
     return _narrow(schema, close=not joined)
 
@@ -70,15 +71,15 @@ def _said(node: dict[str, Json]) -> set[str]:
     return node.keys() - {"$defs", "definitions", "$schema", "$id", "$comment", "title", "description"}
 
 
-def _nodes(schema: Json, where: str) -> Iterator[tuple[str, Json]]:
+def nodes_of(schema: Json, where: str) -> Iterator[tuple[str, Json]]:
     """Every schema in a schema, with its place."""
     yield where, schema
     if isinstance(schema, dict):
-        for key, name, inner in _inner(schema):
-            yield from _nodes(inner, f"{where}/{key}" + (f"/{name}" if name else ""))
+        for key, name, inner in inner_of(schema):
+            yield from nodes_of(inner, f"{where}/{key}" + (f"/{name}" if name else ""))
 
 
-def _inner(schema: dict[str, Json]) -> Iterator[tuple[str, str, Json]]:
+def inner_of(schema: dict[str, Json]) -> Iterator[tuple[str, str, Json]]:
     """(keyword, name or index, schema) of each schema directly in a schema."""
     for key in _NAMED:
         named = schema.get(key)
@@ -98,7 +99,7 @@ def _check(where: str, node: Json) -> None:
         raise ConstraintError(f"{where}: a schema is an object, true or false, got {json.dumps(node)[:80]}")
     if refused := sorted(_REFUSED & node.keys()):
         raise ConstraintError(f"{where}: {refused[0]!r} cannot be enforced while decoding; leave it out")
-    for key in _BOUNDS:
+    for key in BOUNDS:
         if isinstance(node.get(key), bool):
             raise ConstraintError(f"{where}: {key!r} is a number since draft 6, got a boolean")
     required = node.get("required", [])
@@ -128,63 +129,48 @@ def _narrow(schema: Json, close: bool) -> Json:
         node["additionalProperties"] = False
     if node.get("type") in ("integer", "number") and not {"enum", "const"} & node.keys():
         if not {"minimum", "exclusiveMinimum"} & node.keys():
-            node["minimum"] = min(-_EXACT, *(node[key] for key in _BOUNDS if key in node), 0)
+            node["minimum"] = min(-_EXACT, *(node[key] for key in BOUNDS if key in node), 0)
         if not {"maximum", "exclusiveMaximum"} & node.keys():
-            node["maximum"] = max(_EXACT, *(node[key] for key in _BOUNDS if key in node), 0)
+            node["maximum"] = max(_EXACT, *(node[key] for key in BOUNDS if key in node), 0)
     return node
 
 
-def growth(schema: Json) -> int:
-    """Bytes that one more token can add to the shortest end of a word, as estimated from the schema: the
-    dearest value it can begin, with its key. What the whole word needs is not added by a token."""
-    most = 1
-    for _, node in _nodes(schema, "#"):
+def _check_depth(schema: Json, where: str) -> None:
+    """Refuse what could nest deeper than `_DEEPEST` levels when each reference is followed once."""
+    levels = _levels(schema) + sum(_levels(target) for target in references(schema).values())
+    if levels > _DEEPEST:
+        raise ConstraintError(
+            f"{where}: up to {levels} levels, references followed; at most {_DEEPEST} can be enforced"
+        )
+
+
+def _levels(schema: Json) -> int:
+    """How deep schemas stand in each other; references are not followed."""
+    most, open = 0, [(schema, 1)]
+    while open:
+        node, level = open.pop()
+        most = max(most, level)
         if isinstance(node, dict):
-            for _, name, inner in _inner(node):
-                most = max(most, len(name) + 6 + need(inner, schema, frozenset()) % LIMITLESS)
-            most = max(most, *(len(json.dumps(value)) for value in node.get("enum", [])), 1)
+            open += [(inner, level + 1) for _, _, inner in inner_of(node)]
     return most
 
 
-def need(schema: Json, root: Json, seen: frozenset[str]) -> int:
-    """Bytes of a short value of `schema`, as estimated; 1,000,000 and more where it has none without end."""
-    if not isinstance(schema, dict):
-        return 2 if schema is True else LIMITLESS
-    if "const" in schema:
-        return len(json.dumps(schema["const"]))
-    if "enum" in schema:
-        return min((len(json.dumps(value)) for value in schema["enum"]), default=LIMITLESS)
-    total = 0
-    if "$ref" in schema:
-        name = schema["$ref"]
-        if name in seen:
-            return LIMITLESS
-        total += need(_resolved(name, root), root, seen | {name})
-    for key in ("anyOf", "oneOf"):
-        if schema.get(key):
-            total += min(need(inner, root, seen) for inner in schema[key])
-    total += sum(need(inner, root, seen) for inner in schema.get("allOf", []))
-    kinds = schema.get("type", [] if total else ["string"])
-    kinds = [kinds] if isinstance(kinds, str) else kinds
-    return total + min((_need_of(kind, schema, root, seen) for kind in kinds), default=0)
-
-
-def _need_of(kind: str, schema: dict[str, Json], root: Json, seen: frozenset[str]) -> int:
-    if kind == "object":
-        properties = schema.get("properties", {})
-        required = schema.get("required", [])
-        return 2 + sum(len(json.dumps(k)) + 2 + need(properties.get(k, True), root, seen) for k in required)
-    if kind == "array":
-        first = schema.get("prefixItems", [])
-        count = schema.get("minItems", 0)
-        items = [*first[:count], *[schema.get("items", True)] * max(0, count - len(first))]
-        return 2 + sum(need(item, root, seen) + 1 for item in items)
-    if kind == "string":
-        guess = _PATTERN if {"pattern", "format"} & schema.keys() else 0
-        return 2 + max(guess, cast(int, schema.get("minLength", 0)))
-    if kind in ("integer", "number"):
-        return max([1, *(len(str(schema[key])) for key in _BOUNDS[::2] if key in schema)]) % 18
-    return 5
+def references(root: Json) -> dict[str, Json]:
+    """What each `$ref` that can be reached names, in the order in which they are come upon."""
+    found: dict[str, Json] = {}
+    open = [root]
+    while open:
+        node = open.pop()
+        if not isinstance(node, dict):
+            continue
+        name = node.get("$ref")
+        if name is not None and not isinstance(name, str):
+            raise ConstraintError(f"'$ref' is a string, got {json.dumps(name)[:80]}")
+        if name is not None and name not in found:
+            found[name] = _resolved(name, root)
+            open.append(found[name])
+        open += [inner for _, _, inner in inner_of(node)]
+    return found
 
 
 def _resolved(name: str, root: Json) -> Json:

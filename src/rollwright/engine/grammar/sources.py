@@ -15,7 +15,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rollwright.engine.grammar.schema import LIMITLESS, growth, narrowed, need, read
+from rollwright.engine.grammar.needs import LIMITLESS, Needs
+from rollwright.engine.grammar.schema import narrowed, read
 from rollwright.errors import ConstraintError
 from rollwright.types import Constraint, ConstraintKind, Json
 
@@ -26,6 +27,9 @@ _SPACED = {**_COMPACT, "item_separator": ", ?", "key_separator": ": ?"}
 _NAME = re.compile(r"[A-Za-z_][\w.\-]*\Z")
 _UNKNOWN_GROWTH = 16
 """Assumed where the source is no schema."""
+_LINES = 400
+"""Most lines of a grammar. A rule has its own, and the library follows a chain of rules on its stack, which
+held at 1,000 rules and overflowed at 3,000 in 8 MiB."""
 _SAYS_NOTHING = frozenset({"description", "title", "default", "examples"})
 _NUMBER = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+\-]?[0-9]+)?"
 _PLAIN = rf'/[^\s\x00-\x1f{{}}\["][^\x00]*/ & ~/(true|false|null|{_NUMBER})\s*/'
@@ -49,15 +53,34 @@ def source(constraint: Constraint, control: Mapping[str, int]) -> Source:
     Raises:
         ConstraintError: the source cannot be read or asks for what cannot be enforced.
     """
+    try:
+        return _source(constraint, control)
+    except ConstraintError:
+        raise
+    except (
+        TypeError,
+        AttributeError,
+        LookupError,
+        ValueError,
+        ArithmeticError,
+        RecursionError,
+        MemoryError,
+    ) as error:
+        raise ConstraintError(
+            f"{constraint.kind.value}: the source is malformed ({type(error).__name__}: {error}):"
+            f" {constraint.source[:80]!a}"
+        ) from error
+
+
+def _source(constraint: Constraint, control: Mapping[str, int]) -> Source:
     match constraint.kind:
         case ConstraintKind.JSON_SCHEMA:
             schema = narrowed(read(constraint.source))
-            return Source(f"start: {_json(schema, _COMPACT)}\n", growth(schema))
+            return Source(f"start: {_json(schema, _COMPACT)}\n", Needs(schema).growth())
         case ConstraintKind.REGEX:
             return Source(f"start: /{_slashed(constraint.source)}/\n", _UNKNOWN_GROWTH)
         case ConstraintKind.GRAMMAR:
-            if re.search(r"x-guidance|%import|lenient", constraint.source):
-                raise ConstraintError("a grammar sets no options of the library and imports nothing")
+            _check_grammar(constraint.source)
             return Source(constraint.source, _UNKNOWN_GROWTH)
         case ConstraintKind.CHOICE:
             choices = _choices(constraint.source)
@@ -65,6 +88,28 @@ def source(constraint: Constraint, control: Mapping[str, int]) -> Source:
             return Source(f"start: CHOICE\nCHOICE: {words}\n", max(map(len, choices)))
         case ConstraintKind.TOOLS:
             return _tools(read(constraint.source), control)
+
+
+def _check_grammar(text: str) -> None:
+    """Refuse what would loosen the library or overflow its stack."""
+    if re.search(r"%(import|llguidance)", text):
+        raise ConstraintError("a grammar sets no options of the library and imports nothing")
+    if (lines := text.count("\n") + 1) > _LINES:
+        raise ConstraintError(f"a grammar of {lines} lines; at most {_LINES} can be enforced")
+    reader = json.JSONDecoder(object_pairs_hook=_no_options)
+    for found in re.finditer(r"%json\s*", text):
+        try:
+            schema, _ = reader.raw_decode(text, found.end())
+        except json.JSONDecodeError as error:
+            raise ConstraintError(f"what follows %json is not JSON: {error}") from error
+        narrowed(schema, "%json")
+
+
+def _no_options(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    """A JSON object, escapes in its keys resolved, unless it sets options of the library."""
+    if any(key == "x-guidance" for key, _ in pairs):
+        raise ConstraintError("a grammar sets no options of the library: leave out x-guidance")
+    return dict(pairs)
 
 
 def _json(schema: Json, options: Mapping[str, Json]) -> str:
@@ -104,7 +149,8 @@ def _tools(tools: Json, control: Mapping[str, int]) -> Source:
     rules, most = [], 1
     for number, tool in enumerate(tools):
         name, schema = _tool(tool, marks)
-        most = max(most, growth(schema), len(name) + need(schema, schema, frozenset()) % LIMITLESS + 32)
+        needs = Needs(schema)
+        most = max(most, needs.growth(), len(name) + needs.of(schema) % LIMITLESS + 32)
         rules.append(f"tool_{number}: {_call(number, name, schema, marks == OURS)}")
         rules.append(f"arguments_{number}: {_json(schema, _SPACED)}")
     names = " | ".join(f"tool_{number}" for number in range(len(tools)))
