@@ -12,6 +12,12 @@ import codecs
 from collections.abc import Collection, Iterable, Sequence
 
 
+def spelt(pieces: Sequence[bytes], id: int) -> bytes:
+    """The bytes of `id`; none for one beyond `pieces`: a model may have more ids than its tokenizer, to fill
+    up a round size, and may sample one of them."""
+    return pieces[id] if id < len(pieces) else b""
+
+
 class TextStream:
     """Text of one completion, as it grows.
 
@@ -31,7 +37,7 @@ class TextStream:
 
     def push(self, ids: Iterable[int]) -> str:
         """The text that is certain now."""
-        data = b"".join(self._pieces[id] for id in ids if id not in self._hidden)
+        data = b"".join(spelt(self._pieces, id) for id in ids if id not in self._hidden)
         return self._scan(self._decoder.decode(data))
 
     def end(self) -> str:

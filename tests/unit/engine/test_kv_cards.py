@@ -251,6 +251,28 @@ def test_every_built_in_card_has_a_context_and_weights(name: str) -> None:
             '{"num_hidden_layers": -2, "num_attention_heads": 4, "hidden_size": 8}',
             "'num_hidden_layers' is -2",
         ),
+        (
+            '{"num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8, "model_type": "llama"}',
+            "'hidden_size' is missing",
+        ),
+        (
+            '{"num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8, "hidden_size": 0, '
+            '"model_type": "llama"}',
+            "'hidden_size' is 0",
+        ),
+        *(
+            (
+                LLAMA_LIKE.replace("{", f'{{"model_type": "llama", "intermediate_size": {sizes}, '),
+                "'intermediate_size' is",
+            )
+            for sizes in ("[]", "[1]", "[1, 1, 1]", "[1, 0]", "[1, -1]")
+        ),
+        (
+            LLAMA_LIKE.replace(
+                "{", '{"model_type": "llama4_text", "attention_chunk_size": 8, "no_rope_layers": [1], '
+            ),
+            "no_rope_layers of 1",
+        ),
         ('{"is_encoder_decoder": true}', "only decoders"),
         ('{"layer_types": ["holographic"]}', "layer 0 is 'holographic'"),
         ('{"layer_types": ["mamba"], "hidden_size": 8}', "mamba_d_state"),

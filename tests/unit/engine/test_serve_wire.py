@@ -11,8 +11,17 @@ from hypothesis import strategies as st
 
 from rollwright.engine.remote.address import Address, read, write
 from rollwright.engine.serve.auth import Token
+from rollwright.engine.serve.completions import CompletionRequest
 from rollwright.engine.serve.weights import WeightsFolder, decode, encode
-from rollwright.engine.serve.wire import Generated, SamplingParams, chunk, completion, piece, whole
+from rollwright.engine.serve.wire import (
+    Generated,
+    GenerateRequest,
+    SamplingParams,
+    chunk,
+    completion,
+    piece,
+    whole,
+)
 from rollwright.errors import ConfigError, ConstraintError, SchemaError, StoreError
 from rollwright.types import (
     Chunk,
@@ -64,11 +73,27 @@ def test_sampling_comes_through_as_it_was(kind: ConstraintKind | None) -> None:
         b'{"structured_outputs": {}}',
         b'{"structured_outputs": {"regex": "a", "choice": ["a"]}}',
         b'{"presence_penalty": 1.0}',
+        b'{"stop_token_ids": [' + b", ".join([b"1"] * 257) + b"]}",
+        b'{"stop_token_ids": [2147483648]}',
+        b'{"stop": [' + b", ".join([b'"a"'] * 257) + b"]}",
+        b'{"temperature": 1e300}',
+        b'{"top_p": 1e999}',
+        b'{"min_p": NaN}',
+        b'{"top_k": 2147483648}',
+        b'{"max_tokens": 99999999999999999999}',
     ],
 )
 def test_what_would_be_left_out_is_refused(body: bytes) -> None:
     with pytest.raises((ValueError, msgspec.ValidationError)):
         msgspec.json.decode(body, type=SamplingParams).sampling()
+
+
+@pytest.mark.parametrize("priority", [2**31, -(2**31), 2**63, 2**70])
+def test_a_priority_has_32_bits(priority: int) -> None:
+    for kind, rest in ((GenerateRequest, '"token_ids": [1]'), (CompletionRequest, '"prompt": "a"')):
+        msgspec.json.decode(f'{{{rest}, "priority": {2**31 - 1}}}', type=kind)
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.json.decode(f'{{{rest}, "priority": {priority}}}', type=kind)
 
 
 def test_a_choice_that_is_none_is_no_constraint() -> None:

@@ -67,3 +67,8 @@ def test_nothing_is_held_back_that_no_stop_string_can_claim() -> None:
 def test_control_tokens_give_no_text(ids: list[int], text: str) -> None:
     table = [*BYTES, *[b"<end>"] * 60]
     assert TextStream(table, hidden={300, 301}).push(ids) == text
+
+
+def test_an_id_that_the_vocabulary_does_not_spell_gives_no_text() -> None:
+    stream = TextStream(BYTES)
+    assert stream.push([65, 256, 66, 1000]) + stream.end() == "AB"

@@ -86,6 +86,7 @@ def card(outer: Raw, name: str, where: str) -> Card:
         understood(raw.model_type, where)
     layers = _layers(raw, where)
     understood(raw.model_type, where)  # a file without a type is first told what else it lacks
+    _weighed(raw, len(layers), where)
     notes = []
     if any(layer.kind is Kind.STATE for layer in layers):
         notes.append("recurrent states: a prefix is found only where a state of it was kept")
@@ -115,7 +116,17 @@ def width(raw: Raw, where: str) -> int:
     Raises:
         ConfigError: the file does not say.
     """
-    return _needed(raw.hidden_size or raw.n_embd, "hidden_size", where)
+    return _needed(raw.n_embd if raw.hidden_size is None else raw.hidden_size, "hidden_size", where)
+
+
+def _weighed(raw: Raw, layers: int, where: str) -> None:
+    """Raises `ConfigError` where the file does not say what its weights are counted from."""
+    width(raw, where)
+    sizes = raw.intermediate_size
+    if isinstance(sizes, list) and (len(sizes) != layers or not all(0 < each < 2**40 for each in sizes)):
+        raise ConfigError(
+            f"{where}: 'intermediate_size' is {str(sizes)[:80]}; expected a size for each of {layers} layers"
+        )
 
 
 def _layers(raw: Raw, where: str) -> tuple[Layer, ...]:
@@ -200,6 +211,8 @@ def _names(raw: Raw, where: str) -> list[str]:
         return ["attention" if i % raw.attn_layer_period == offset else "mamba" for i in range(count)]
     if raw.attention_chunk_size:
         local = raw.no_rope_layers or [(i + 1) % (raw.no_rope_layer_interval or 4) for i in range(count)]
+        if len(local) != count:
+            raise ConfigError(f"{where}: {count} layers, and no_rope_layers of {len(local)}")
         return ["chunked_attention" if each else "full_attention" for each in local]
     if not raw.sliding_window or raw.use_sliding_window is False:
         return ["full_attention"] * count

@@ -21,8 +21,8 @@ from rollwright.engine.serve.app import Answer, Events, Handler, Plain, Refused,
 from rollwright.engine.serve.bridge import Answers, Bridge
 from rollwright.engine.serve.job import Line
 from rollwright.engine.serve.public import ids
-from rollwright.engine.serve.wire import MOST, Choice, SamplingParams, Wire
-from rollwright.engine.text import TextStream
+from rollwright.engine.serve.wire import MOST, Choice, Finite, Number, SamplingParams, Wire
+from rollwright.engine.text import TextStream, spelt
 from rollwright.model.base import Vocabulary
 from rollwright.types import Finish
 
@@ -49,11 +49,11 @@ class CompletionRequest(Wire, frozen=True, kw_only=True):
 
     prompt: str | list[str | int | list[int]]
     model: str = ""
-    max_tokens: int = 16
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
+    max_tokens: Number = 16
+    temperature: Finite = 1.0
+    top_p: Finite = 1.0
+    top_k: Number = 0
+    min_p: Finite = 0.0
     n: int = 1
     stop: str | list[str] | None = None
     seed: int | None = None
@@ -62,7 +62,7 @@ class CompletionRequest(Wire, frozen=True, kw_only=True):
     logprobs: int | None = None
     return_token_ids: bool = False
     ignore_eos: bool = False
-    priority: int = 0
+    priority: Number = 0
     user: str = ""
     request_id: str = ""
     """Together with `seed` it keys the noise: both equal, the same text again."""
@@ -227,7 +227,7 @@ class _Answer:
         if request.logprobs is not None:
             pieces = self._model.vocabulary.pieces
             logprobs = TokenLogprobs(
-                tokens=[pieces[id].decode("utf-8", "replace") for id in choice.token_ids],
+                tokens=[spelt(pieces, id).decode("utf-8", "replace") for id in choice.token_ids],
                 token_logprobs=[each.logprob for each in choice.logprobs.content],
             )
         return TextChoice(

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from rollwright.errors import ConstraintError
 from rollwright.types import (
@@ -28,6 +28,13 @@ from rollwright.types import (
     Sampling,
     VersionSpan,
 )
+
+Number = Annotated[int, Meta(ge=-(2**31) + 1, le=2**31 - 1)]
+"""A number of 32 bits, as engines keep them."""
+Finite = Annotated[float, Meta(ge=-1e9, le=1e9)]
+"""A number that float32 holds."""
+STOPS = 256
+"""Most ids, and most strings, that may end one completion."""
 
 
 class Wire(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -103,13 +110,13 @@ def _source(raw: Raw) -> str:
 class SamplingParams(Wire, frozen=True, kw_only=True):
     """See `types.Sampling`."""
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    max_tokens: int = 64
-    stop_token_ids: tuple[int, ...] = ()
-    stop: tuple[str, ...] = ()
+    temperature: Finite = 1.0
+    top_p: Finite = 1.0
+    top_k: Number = 0
+    min_p: Finite = 0.0
+    max_tokens: Number = 64
+    stop_token_ids: Annotated[tuple[Number, ...], Meta(max_length=STOPS)] = ()
+    stop: Annotated[tuple[str, ...], Meta(max_length=STOPS)] = ()
     seed: int = 0
     n: int = 1
     """Completions of this one prompt; the i-th is request `id/i` where there are several."""
@@ -171,7 +178,7 @@ class GenerateRequest(Wire, frozen=True, kw_only=True):
     """Unique among those in flight; keys the noise together with the seed. Empty: the server makes one."""
     sampling_params: SamplingParams = SamplingParams()
     session: str = ""
-    priority: int = 0
+    priority: Number = 0
     stream: bool = False
     owner: str = ""
     """A secret of the client's: who knows it may abort this request over the public port."""
@@ -227,7 +234,7 @@ class ScoreRequest(Wire, frozen=True, kw_only=True):
     """log p(token_ids[i+1] | token_ids[:i+1])."""
 
     token_ids: tuple[int, ...]
-    temperature: float = 1.0
+    temperature: Finite = 1.0
 
 
 class Scores(Struct, frozen=True, kw_only=True):
@@ -255,7 +262,7 @@ class UpdateRequest(Wire, frozen=True, kw_only=True):
     digest: str
     version: PolicyVersion
     probe_tokens: tuple[int, ...] | None = None
-    probe_logprobs: tuple[float, ...] | None = None
+    probe_logprobs: tuple[Finite, ...] | None = None
     in_flight: str = "continue"
 
     def probe(self) -> Probe | None:
