@@ -10,7 +10,7 @@ from rollwright.engine.config import EmbeddedConfig, RemoteConfig
 from rollwright.errors import ConfigError
 from rollwright.model.config import ModelConfig
 from rollwright.model.decoder import Decoder
-from rollwright.run.device import device, placed
+from rollwright.run.device import device, on, placed, present
 
 
 def decoder() -> Decoder:
@@ -58,3 +58,19 @@ def test_coupled_mode_and_names_that_are_none_are_refused() -> None:
     assert load([], ["engine.device=cuda:1"]).engine.device == "cuda:1"  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match=r"engine\.device"):
         load([], ["engine.device=tpu"])
+
+
+def test_the_device_of_the_command_line_takes_the_place_of_the_engines() -> None:
+    engine = EmbeddedConfig(max_batch=3)
+    assert on(engine, None) is engine
+    assert on(engine, "cuda:1") == EmbeddedConfig(max_batch=3, device="cuda:1")
+    with pytest.raises(ConfigError, match="--device 'foo': expected cpu"):
+        on(engine, "foo")
+
+
+def test_what_is_on_the_cpu_or_elsewhere_is_present() -> None:
+    present(EmbeddedConfig())
+    present(RemoteConfig(url="http://127.0.0.1:1"))
+    for name in ("cuda:63", "cuda:4000"):
+        with pytest.raises(ConfigError, match=rf"engine\.device = '{name}' cannot be used here"):
+            present(EmbeddedConfig(device=name))

@@ -286,3 +286,10 @@ def test_a_tool_that_is_not_installed_is_refused(tmp_path: Path) -> None:
     sets += [f"tasks.{split}={tmp_path / split}" for split in ("train", "heldout")]
     with pytest.raises(PluginError, match="did you mean 'sql'"):
         preflight.check(load([], [*sets, "model.context=4096"]))
+
+
+def test_an_accelerator_that_is_not_there_is_refused_before_a_folder_is_made(tmp_path: Path) -> None:
+    place = f"folder={tmp_path / 'runs'}"
+    with pytest.raises(ConfigError, match=r"engine\.device = 'cuda:63' cannot be used here: torch finds \d"):
+        preflight.check(load([], ["mode=async", "engine.device=cuda:63", place]))
+    assert not (tmp_path / "runs").exists()

@@ -2,7 +2,7 @@
 
 Role: gathers the commands. Neighbours: one file per command beside this one. Invariants: a foreseeable
 failure is one line on standard error and an exit code other than 0, never a traceback; `--help` imports no
-torch.
+torch. The console script is `entry`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ from rollwright import __version__
 from rollwright.errors import RollwrightError
 from rollwright.monitor.plain import clean
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells count it: 128 + SIGINT."""
+
 
 class Commands(TyperGroup):
-    """Turns errors of our own tree into one line."""
+    """Turns errors of our own tree, and Ctrl-C, into one line."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -26,6 +29,9 @@ class Commands(TyperGroup):
         except RollwrightError as error:
             typer.echo(f"rollwright: {clean(' '.join(str(error).split()))}", err=True)
             raise typer.Exit(2) from error
+        except KeyboardInterrupt:  # a command that has something to end catches it before
+            typer.echo("rollwright: interrupted", err=True)
+            raise typer.Exit(INTERRUPTED) from None
 
 
 app = typer.Typer(

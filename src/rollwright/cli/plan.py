@@ -73,7 +73,6 @@ def kv(
     from rollwright.engine.kv.plan import Demand
     from rollwright.engine.kv.plan import plan as planned
     from rollwright.engine.kv.sizes import parsed
-    from rollwright.engine.kv.traffic import Traffic
     from rollwright.errors import ConfigError
 
     found = named(model)
@@ -82,15 +81,7 @@ def kv(
     _known("--kv-dtype", kv_dtype)
     if not 0 < gain < 1:
         raise ConfigError(f"--gain {gain}: expected more than 0 and less than 1")
-    if from_run is not None and prompt is not None:
-        raise ConfigError("--from-run and --prompt: the traffic is either learned or given, not both")
-    traffic = _learned(from_run, group if group > 1 else None) if from_run is not None else None
-    if prompt is not None:
-        traffic = Traffic(prompt, shared, turns, 256 if sampled is None else sampled, observed, group)
-    elif (shared, turns, sampled, observed) != (0, 1, None, 0):
-        raise ConfigError("--shared, --turns, --sampled and --observed belong to --prompt, which is missing")
-    elif traffic is None and group != 1:
-        raise ConfigError("--group needs --prompt, or --from-run")
+    traffic = _traffic(from_run, prompt, (shared, turns, sampled, observed), group)
     demand = Demand(
         context=context,
         concurrency=concurrency,
@@ -144,6 +135,27 @@ def _known(option: str, dtype: str | None) -> None:
 
     if dtype is not None and dtype not in BITS:
         raise ConfigError(f"{option} {dtype}: '{dtype}' is not known; take one of {', '.join(BITS)}")
+
+
+def _traffic(
+    run: Path | None, prompt: int | None, rest: tuple[int, int, int | None, int], group: int
+) -> Traffic | None:
+    """What the options say of the rollouts; `rest` is shared, turns, sampled, observed."""
+    from rollwright.engine.kv.traffic import Traffic
+    from rollwright.errors import ConfigError
+
+    if run is not None and prompt is not None:
+        raise ConfigError("--from-run and --prompt: the traffic is either learned or given, not both")
+    if prompt is not None:
+        shared, turns, sampled, observed = rest
+        return Traffic(prompt, shared, turns, 256 if sampled is None else sampled, observed, group)
+    if rest != (0, 1, None, 0):
+        raise ConfigError("--shared, --turns, --sampled and --observed belong to --prompt, which is missing")
+    if run is not None:
+        return _learned(run, group if group > 1 else None)
+    if group != 1:
+        raise ConfigError("--group needs --prompt, or --from-run")
+    return None
 
 
 def _learned(run: Path, group: int | None) -> Traffic:

@@ -123,7 +123,13 @@ def _policy(run: Path | None, fresh: Path | None, overrides: list[str], device: 
     assert run is not None
     if serving.is_model(run):
         return serving.of_folder(run, SystemClock(), NullSink(), device)
-    return serving.of_run(RunFolder(run), SystemClock(), NullSink(), device)
+    folder = RunFolder(run)
+    if not folder.config.is_file():
+        raise ConfigError(
+            f"{run}: nothing to serve: expected a run folder, or a Hugging Face model's (config.json, "
+            "tokenizer.json, safetensors); rollwright serve --fresh takes a TOML file"
+        )
+    return serving.of_run(folder, SystemClock(), NullSink(), device)
 
 
 async def _serve(

@@ -1,8 +1,9 @@
 """What is wrong with a configuration beyond what its fields can say, found before any process starts.
 
 Role: contradictions between parts that show only once the parts exist, and what this machine hasn't room
-for. Neighbours: the conductor and `rollwright config` ask first. Invariant: torch-free and quick; nothing
-is written; a run that would fail after minutes for these reasons fails here in one line.
+for. Neighbours: the conductor and `rollwright config` ask first. Invariant: torch-free, unless the engine is
+to compute on an accelerator, and quick; nothing is written; a run that would fail after minutes for these
+reasons fails here in one line.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def check(config: RunConfig, at: Path | None = None) -> Derived:
         ConfigError: rows that don't fit, too few held-out tasks, a warm start without demonstrations, scripts
             with calls that no tool takes or that the limits cut, a twin that nothing can be right on, calls
             that decoding cannot be held to, too few sandboxes, a folder that cannot be written, or too little
-            room on its disk or in memory, or a metrics port that is taken.
+            room on its disk or in memory, a metrics port that is taken, or an accelerator that is not there.
         MissingExtra: calls are enforced and the extra `grammar` is missing.
         SandboxUnavailable: this kernel has no walls, and `unsafe` was not said.
         PluginError: a part or a tool that doesn't exist.
@@ -92,6 +93,7 @@ def check(config: RunConfig, at: Path | None = None) -> Derived:
     derived = replace(
         derived, warnings=(*told, *(f"tasks '{tasks.name}', {line}" for line in paper.warnings))
     )
+    accelerator(config)
     sandboxes(config)
     free(config.loop.metrics_port)
     writable(at or Path(config.folder))
@@ -127,6 +129,19 @@ def calls(config: RunConfig, tasks: TaskSet) -> None:
                 f"agent.calls = 'enforced': decoding cannot be held to the tools {', '.join(names)} of the "
                 f"tasks '{tasks.name}': {error}; mend their parameters, or set agent.calls = 'free'"
             ) from error
+
+
+def accelerator(config: RunConfig) -> None:
+    """Refuse an accelerator that this machine hasn't.
+
+    Raises:
+        ConfigError: as `device.present`.
+    """
+    elsewhere = isinstance(config.engine, EmbeddedConfig) and config.engine.device != "cpu"
+    if elsewhere and find_spec("torch") is not None:  # without torch, training says which extra is missing
+        from rollwright.run.device import present
+
+        present(config.engine)
 
 
 def sandboxes(config: RunConfig) -> None:

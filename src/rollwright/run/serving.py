@@ -29,6 +29,22 @@ if TYPE_CHECKING:
     from rollwright.model.tokenizer import PieceTokenizer
 
 
+CAPPED, LATENT = "softcapped attention scores", "multi-head latent attention (MLA)"
+STATES, ENCODER = "layers without attention", "an encoder"
+UNSERVED = {
+    "gemma2": CAPPED,
+    "gpt_oss": "attention sinks",
+    **dict.fromkeys(("llama4", "llama4_text"), "chunked attention"),
+    **dict.fromkeys(("gemma3n", "gemma3n_text"), "layers that share their KV"),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2"), LATENT),
+    **dict.fromkeys(
+        ("mamba", "mamba2", "falcon_mamba", "jamba", "bamba", "nemotron_h", "qwen3_next"), STATES
+    ),
+    **dict.fromkeys(("bart", "t5", "mt5", "whisper"), ENCODER),
+}
+"""Model types that `model.hf` does not cover (its docstring has the list) by why."""
+
+
 @dataclass(frozen=True)
 class Policy:
     """An engine, not started, and what the server says of it."""
@@ -96,11 +112,13 @@ def of_folder(path: Path, clock: Clock, events: Sink, device: str | None = None)
     from rollwright.model.hf import load
     from rollwright.model.hf_tokenizer import HfTokenizer
     from rollwright.run.device import device as usable
+    from rollwright.run.device import on
 
+    refused(path)
     torch.set_num_threads(1)
     codec = HfTokenizer.from_folder(path)
     version, vocabulary = PolicyVersion(run=path.resolve().name), codec.vocabulary()
-    chosen = EmbeddedConfig(device=device or "cpu")
+    chosen = on(EmbeddedConfig(), device)
     model = load(path, usable(chosen))
     engine = chosen.build(model, version, clock, events, None, vocabulary)
     text = TextModel(name=version.run, vocabulary=vocabulary, encode=codec.encode, end=_ends(path))
@@ -110,6 +128,22 @@ def of_folder(path: Path, clock: Clock, events: Sink, device: str | None = None)
 def is_model(path: Path) -> bool:
     """Whether a folder holds a Hugging Face model rather than a run."""
     return (path / "config.json").is_file() and bool({"model_type", "architectures"} & _table(path).keys())
+
+
+def refused(path: Path) -> None:
+    """Refuse a model whose config.json says already that it isn't served, before its weights are read; what
+    is left, `model.hf` refuses.
+
+    Raises:
+        ConfigError: names its type and what of it isn't served.
+    """
+    table = _table(path)
+    kind = str(table.get("model_type", ""))
+    why = UNSERVED.get(kind)
+    if why == CAPPED and table.get("attn_logit_softcapping", CAPPED) is None:
+        return
+    if why is not None:
+        raise ConfigError(f"{path}: models of the type '{kind}' are not served: they have {why}")
 
 
 def _ends(path: Path) -> tuple[int, ...]:
@@ -140,8 +174,10 @@ def _decoder(config: RunConfig, vocab: int) -> Decoder:
 def _engine(config: RunConfig, device: str | None) -> EmbeddedConfig:
     """The engine of the configuration, on `device` where one is given; a run whose engine is elsewhere is
     served by our own."""
+    from rollwright.run.device import on
+
     chosen = config.engine if isinstance(config.engine, EmbeddedConfig) else EmbeddedConfig()
-    return chosen if device is None else EmbeddedConfig(**{**dict(chosen), "device": device})
+    return on(chosen, device)
 
 
 def _policy(
