@@ -163,6 +163,9 @@ def test_chains_of_references_and_rules_have_a_bound() -> None:
     rules = "start: r0\n" + "".join(f'r{i}: "b" r{i + 1}\n' for i in range(5000)) + 'r5000: "a"'
     with pytest.raises(ConstraintError, match="lines"):
         SUBJECT.matcher("grammar", rules)
+    nested = "".join(f'r{i}: {"(" * 20}"b" r{i + 1}{")?" * 20}\n' for i in range(390))
+    with pytest.raises(ConstraintError, match="brackets"):
+        SUBJECT.matcher("grammar", "start: r0\n" + nested + 'r390: "a"')
 
 
 @pytest.mark.parametrize(

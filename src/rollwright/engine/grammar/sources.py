@@ -30,6 +30,8 @@ _UNKNOWN_GROWTH = 16
 _LINES = 400
 """Most lines of a grammar. A rule has its own, and the library follows a chain of rules on its stack, which
 held at 1,000 rules and overflowed at 3,000 in 8 MiB."""
+_BRACKETS = 1000
+"""Most brackets that a grammar opens; each is a step on that stack, which held at 1,950 with 390 rules."""
 _SAYS_NOTHING = frozenset({"description", "title", "default", "examples"})
 _NUMBER = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+\-]?[0-9]+)?"
 _PLAIN = rf'/[^\s\x00-\x1f{{}}\["][^\x00]*/ & ~/(true|false|null|{_NUMBER})\s*/'
@@ -96,6 +98,8 @@ def _check_grammar(text: str) -> None:
         raise ConstraintError("a grammar sets no options of the library and imports nothing")
     if (lines := text.count("\n") + 1) > _LINES:
         raise ConstraintError(f"a grammar of {lines} lines; at most {_LINES} can be enforced")
+    if (opened := text.count("(") + text.count("[")) > _BRACKETS:
+        raise ConstraintError(f"a grammar with {opened} brackets opened; at most {_BRACKETS} can be enforced")
     reader = json.JSONDecoder(object_pairs_hook=_no_options)
     for found in re.finditer(r"%json\s*", text):
         try:
