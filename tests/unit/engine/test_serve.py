@@ -20,6 +20,7 @@ from rollwright.engine.remote.address import Address
 from rollwright.engine.remote.engine import RemoteEngine
 from rollwright.engine.serve.completions import TextModel
 from rollwright.engine.serve.server import loopback
+from rollwright.engine.serve.weights import WeightsFolder
 from rollwright.errors import ConfigError, EngineClosed, EngineError
 from rollwright.events import NullSink
 from rollwright.model.config import ModelConfig
@@ -212,6 +213,11 @@ async def test_a_server_without_a_weights_folder_takes_none_and_says_so(tmp_path
         with pytest.raises(EngineError, match="takes no weights"):
             await remote.update({"a": torch.ones(1)}, PolicyVersion(run="r", step=1))
         assert not [path for path in tmp_path.rglob("*") if path.is_file()], "left what nobody took"
+        neighbour, state = WeightsFolder(tmp_path), {"a": torch.ones(2)}
+        digest = neighbour.put(state)
+        with pytest.raises(EngineError, match="takes no weights"):
+            await remote.update(state, PolicyVersion(run="r", step=1))
+        assert neighbour.get(digest), "removed what another replica's server may still read"
     finally:
         await remote.close()
 

@@ -1,5 +1,6 @@
 """Requests and weights as they travel."""
 
+import hashlib
 from pathlib import Path
 
 import msgspec
@@ -130,9 +131,30 @@ def test_weights_have_the_format_of_the_weights_channel(tmp_path: Path) -> None:
     assert encode(state) == codec.encode(state)
     assert decode(codec.encode(state)).keys() == state.keys()
     folder = WeightsFolder(tmp_path)
-    digest, new = folder.put(state)
-    assert new and folder.put(state) == (digest, False)
+    digest = folder.put(state)
+    assert folder.put(state) == digest
     assert torch.equal(folder.get(digest)["b"], state["b"])
+
+
+def test_weights_stay_until_the_last_who_put_them_releases_them(tmp_path: Path) -> None:
+    one, other, state = WeightsFolder(tmp_path), WeightsFolder(tmp_path), {"a": torch.ones(1)}
+    digest = one.put(state)
+    assert other.put(state) == digest
+    one.release(digest)
+    assert torch.equal(other.get(digest)["a"], state["a"]), "removed while another may read them"
+    other.release(digest)
+    with pytest.raises(StoreError, match="no weights"):
+        other.get(digest)
+
+
+def test_weights_that_were_there_before_are_nobodys_to_remove(tmp_path: Path) -> None:
+    folder, data = WeightsFolder(tmp_path), encode({"a": torch.ones(1)})
+    digest = hashlib.sha256(data).hexdigest()
+    (tmp_path / digest[:2]).mkdir()
+    (tmp_path / digest[:2] / digest[2:]).write_bytes(data)
+    assert folder.put({"a": torch.ones(1)}) == digest
+    folder.release(digest)
+    assert folder.get(digest)
 
 
 def test_only_a_digest_names_weights_and_only_whole_ones_are_read(tmp_path: Path) -> None:
@@ -140,7 +162,7 @@ def test_only_a_digest_names_weights_and_only_whole_ones_are_read(tmp_path: Path
     for name in ("../secret", "/etc/passwd", "", "A" * 64):
         with pytest.raises(StoreError, match="names no weights"):
             folder.get(name)
-    digest, _ = folder.put({"a": torch.ones(1)})
+    digest = folder.put({"a": torch.ones(1)})
     path = tmp_path / "weights" / digest[:2] / digest[2:]
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     with pytest.raises(StoreError, match="damaged"):

@@ -70,7 +70,7 @@ class RemoteEngine:
         self._silence, self._patience = silence, patience
         self._owner = secrets.token_urlsafe(16)
         self._flights: dict[str, Flight] = {}
-        self._stored = ""  # digest of the weights we put last, to be removed with the next
+        self._stored = ""  # digest of the weights we put last, to be released with the next
         self._last: Health | None = None
         self._closed = ""
         self._watching: asyncio.Task[None] | None = None
@@ -178,7 +178,7 @@ class RemoteEngine:
             raise EngineError(
                 "no way for weights to the server: give the engine a `weights` folder that both see"
             )
-        digest, new = await asyncio.to_thread(self._weights.put, state)
+        digest = await asyncio.to_thread(self._weights.put, state)
         wire = UpdateRequest(
             digest=digest,
             version=version,
@@ -189,12 +189,11 @@ class RemoteEngine:
         try:
             done = _read(Done, await self._long("/control/v1/update", wire))
         except BaseException:  # boundary: takes back what it stored and raises on
-            if new:
-                self._weights.drop(digest)
+            self._weights.release(digest)
             raise
-        if self._stored and self._stored != digest:
-            self._weights.drop(self._stored)
-        self._stored = digest if new or self._stored == digest else ""
+        if self._stored:
+            self._weights.release(self._stored)
+        self._stored = digest
         return float(done.gap)
 
     async def health(self) -> Health:
