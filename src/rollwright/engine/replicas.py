@@ -4,11 +4,12 @@ Role: one client over N replicas with the same weights, embedded or remote. Neig
 `Engine`; `routing` remembers prefixes. Invariants: which replica serves changes no token, because the noise
 is keyed by request, seed and position, and a request keeps its id wherever it goes; a replica that isn't
 ready, or has other weights than the last update's, gets no new traffic; a request of a replica that dies or
-loses its weights is asked again elsewhere, from its prompt, each replica once at most. Not covered: a stream
-whose first tokens are out goes on elsewhere only where the new replica repeats them (with the same weights it
-does).
+loses its weights is asked again elsewhere, from its prompt, each replica once at most; a failure that may be
+the request's own fault, an engine that stopped in a step above all, is its caller's to hear and is tried
+nowhere else; a replica that is full is no worse for it. Not covered: a stream whose first tokens are out goes
+on elsewhere only where the new replica repeats them (with the same weights it does).
 
-waits for: a replica · unblocked by: its answer, its death, the next probe
+waits for: a replica · unblocked by: its answer, its death, the next probe · where all are full: the next try
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -24,8 +24,12 @@ from msgspec.structs import replace
 
 from rollwright.clock import Clock, let_go
 from rollwright.engine.base import Engine, Health, InFlight, PauseMode
+from rollwright.engine.replica import Replica
 from rollwright.engine.routing import Routing
+from rollwright.engine.search import AGAIN_SECONDS, BUSY_SECONDS, Search, nothing
+from rollwright.engine.serve.desk import Busy
 from rollwright.engine.together import together
+from rollwright.engine.unsaid import unsaid
 from rollwright.errors import ContextOverflow, EngineClosed, EngineError, WeightMismatch
 from rollwright.events import Noted, Sink
 from rollwright.types import Chunk, Completion, Finish, Floats, Ints, PolicyVersion, Probe, Sampling
@@ -33,24 +37,8 @@ from rollwright.types import Chunk, Completion, Finish, Floats, Ints, PolicyVers
 PROBE_SECONDS = 5.0
 """How often replicas are asked how they are, so that one that is back gets traffic again."""
 
-_OURS = (ContextOverflow, WeightMismatch, ValueError)
-"""Errors that say something about the request or the weights, not about the replica."""
-
-
-@dataclass(eq=False)
-class _Replica:
-    """One engine: what it has to do, and whether it may get more."""
-
-    engine: Engine
-    number: int
-    flights: set[str] = field(default_factory=set)
-    dead: str = ""
-    """Why it gets no traffic."""
-    unfit: bool = False
-    """It has not the weights of the last update; the next good one mends it."""
-    asleep: bool = False
-    """It says itself that it isn't ready, though nobody paused it here."""
-    last: Health | None = None
+_OURS = (ContextOverflow, WeightMismatch, ValueError, Busy)
+"""Errors after which a replica is what it was."""
 
 
 class Replicas:
@@ -60,12 +48,12 @@ class Replicas:
     def __init__(self, engines: Sequence[Engine], clock: Clock, events: Sink, slack: int = 8) -> None:
         if not engines:
             raise ValueError("replicas: give at least one engine")
-        self._replicas = [_Replica(engine, i) for i, engine in enumerate(engines)]
+        self._replicas = [Replica(engine, i) for i, engine in enumerate(engines)]
         self._events, self._clock = events, clock
         self._routing = Routing(slack)
         self._moved: set[str] = set()  # aborted here, to be asked again elsewhere
         self._probing: asyncio.Task[None] | None = None
-        self._flying: dict[str, _Replica] = {}
+        self._searches: dict[str, Search] = {}  # of the requests in flight
         self._version: PolicyVersion | None = None
         self._paused: PauseMode | None = None
         self._closed = False
@@ -93,20 +81,21 @@ class Replicas:
         self, prompt: Ints, sampling: Sampling, *, request: str, session: str = "", priority: int = 0
     ) -> Completion:
         """See `engine.base`; asked again elsewhere where a replica dies."""
-        for replica in self._route(prompt, request, session):
-            try:
-                with self._placed(replica, request):
-                    done = await replica.engine.generate(
-                        prompt, sampling, request=request, session=session, priority=priority
-                    )
-            except EngineError as error:
-                self._blame(replica, error)
-                continue
-            if done.finish is Finish.ABORT and request in self._moved:
-                continue
-            self._routing.remember(replica.number, np.concatenate([prompt, done.tokens]), session)
-            return done
-        raise self._nobody()
+        with self._search(request) as search:
+            while replica := await self._next(search, prompt, session):
+                try:
+                    with self._placed(replica, request):
+                        done = await replica.engine.generate(
+                            prompt, sampling, request=request, session=session, priority=priority
+                        )
+                except EngineError as error:
+                    self._failed(search, replica, error)
+                    continue
+                if done.finish is Finish.ABORT and request in self._moved:
+                    continue
+                self._routing.remember(replica.number, np.concatenate([prompt, done.tokens]), session)
+                return done
+        return nothing(request, len(prompt))
 
     async def stream(
         self, prompt: Ints, sampling: Sampling, *, request: str, session: str = "", priority: int = 0
@@ -118,40 +107,51 @@ class Replicas:
             EngineError: the next replica says something else than what is out.
         """
         out: list[int] = []
-        for replica in self._route(prompt, request, session):
-            begun = replica.engine.stream(
-                prompt, sampling, request=request, session=session, priority=priority
-            )
-            try:
-                with self._placed(replica, request):
-                    async with aclosing(cast(Any, begun)) as chunks:
-                        moved = False
-                        async for chunk in _unsaid(chunks, list(out)):
-                            moved = chunk.finish is Finish.ABORT and request in self._moved
-                            if not moved:
-                                out += chunk.tokens.tolist()
-                                yield chunk
-                if moved:
+        with self._search(request) as search:
+            while replica := await self._next(search, prompt, session):
+                begun = replica.engine.stream(
+                    prompt, sampling, request=request, session=session, priority=priority
+                )
+                try:
+                    with self._placed(replica, request):
+                        async with aclosing(cast(Any, begun)) as chunks:
+                            moved = False
+                            async for chunk in unsaid(chunks, list(out)):
+                                moved = chunk.finish is Finish.ABORT and request in self._moved
+                                if not moved:
+                                    out += chunk.tokens.tolist()
+                                    yield chunk
+                    if moved:
+                        continue
+                except EngineError as error:
+                    self._failed(search, replica, error)
                     continue
-            except EngineError as error:
-                self._blame(replica, error)
-                continue
-            self._routing.remember(replica.number, np.concatenate([prompt, np.array(out, np.int32)]), session)
-            return
-        raise self._nobody()
+                self._routing.remember(
+                    replica.number, np.concatenate([prompt, np.array(out, np.int32)]), session
+                )
+                return
+            yield Chunk(
+                request=request,
+                tokens=np.empty(0, np.int32),
+                logprobs=np.empty(0, np.float32),
+                version=(await self.health()).version,
+                finish=Finish.ABORT,
+            )
 
     async def score(self, tokens: Ints, *, temperature: float = 1.0) -> Floats:
         """See `engine.base`; by the least busy replica."""
-        self._check_open()
-        for replica in sorted(self._usable(), key=lambda each: len(each.flights)):
+        search = Search(until=self._clock.now() + BUSY_SECONDS)
+        while replica := await self._next(search):
             try:
                 return await replica.engine.score(tokens, temperature=temperature)
             except EngineError as error:
-                self._blame(replica, error)
+                self._failed(search, replica, error)
         raise self._nobody()
 
     async def abort(self, requests: Sequence[str]) -> None:
         """See `engine.base`."""
+        for name in self._searches.keys() & requests:
+            self._searches[name].aborted = True
         asked = [(each, ours) for each in self._live() if (ours := each.flights.intersection(requests))]
         done = await asyncio.gather(
             *(replica.engine.abort(sorted(ours)) for replica, ours in asked), return_exceptions=True
@@ -214,14 +214,14 @@ class Replicas:
         return max(taken)
 
     def _sorted(
-        self, live: Sequence[_Replica], gathered: Sequence[Any], version: PolicyVersion
-    ) -> tuple[list[float], list[WeightMismatch]]:
+        self, live: Sequence[Replica], gathered: Sequence[Any], version: PolicyVersion
+    ) -> tuple[list[float], list[EngineError]]:
         """The gaps of those that took an update, and what the others said; all are marked."""
         taken: list[float] = []
-        refused: list[WeightMismatch] = []
+        refused: list[EngineError] = []
         for replica, found in zip(live, gathered, strict=True):
-            replica.unfit = isinstance(found, WeightMismatch)
-            if isinstance(found, WeightMismatch):
+            replica.unfit = isinstance(found, WeightMismatch | Busy)
+            if isinstance(found, WeightMismatch | Busy):
                 refused.append(found)
                 self._tell(replica, f"gets no traffic: it refused the weights of {version}: {found}")
             elif isinstance(found, EngineError):
@@ -232,7 +232,7 @@ class Replicas:
                 taken.append(found)
         return taken, refused
 
-    async def _move(self, replica: _Replica) -> None:
+    async def _move(self, replica: Replica) -> None:
         """What the replica holds is asked again elsewhere."""
         names = list(replica.flights)
         self._moved.update(names)
@@ -248,7 +248,8 @@ class Replicas:
             if isinstance(found, Health):
                 self._seen(replica, found)
             elif isinstance(found, EngineError):
-                self._blame(replica, found)
+                if not isinstance(found, Busy):  # that one lives
+                    self._blame(replica, found)
             elif isinstance(found, BaseException):
                 raise found
         known = [replica.last for replica in self._replicas if replica.last is not None]
@@ -258,7 +259,7 @@ class Replicas:
         summed = together(known, fit)
         return replace(summed, ready=summed.ready and not self._closed)
 
-    def _seen(self, replica: _Replica, found: Health) -> None:
+    def _seen(self, replica: Replica, found: Health) -> None:
         """What a replica says of itself decides whether one that was dead is back."""
         replica.last = found
         if replica.dead and found.ready:
@@ -268,44 +269,79 @@ class Replicas:
         if self._paused is None:
             replica.asleep = not found.ready
 
-    def _route(self, prompt: Ints, request: str, session: str) -> Iterator[_Replica]:
-        """The replicas to ask, in order: each at most once, chosen when it is its turn.
+    @contextmanager
+    def _search(self, request: str) -> Iterator[Search]:
+        """That of `request`, which is in flight until this is left.
 
         Raises:
-            ValueError: `request` is in flight already.
+            ValueError: it is in flight already.
         """
         self._check_open()
-        if request in self._flying:
+        if request in self._searches:
             raise ValueError(
                 f"request {request!r} is in flight already; ids are unique among those in flight"
             )
-        tried: set[int] = set()
         self._moved.discard(request)
-        while left := [each for each in self._usable() if each.number not in tried]:
-            replica = self._best(left, prompt, session)
-            tried.add(replica.number)
-            yield replica
-            self._check_open()
+        search = self._searches[request] = Search(until=self._clock.now() + BUSY_SECONDS)
+        try:
+            yield search
+        finally:
+            del self._searches[request]
 
-    def _best(self, among: Sequence[_Replica], prompt: Ints, session: str) -> _Replica:
+    async def _next(self, search: Search, prompt: Ints | None = None, session: str = "") -> Replica | None:
+        """The replica to ask next, chosen now: each once, and the full ones again after a while. None where
+        the request was aborted before any took it.
+
+        Raises:
+            Busy: those that live were full for too long.
+            EngineClosed: none lives.
+        """
+        while not search.aborted:
+            self._check_open()
+            if left := [each for each in self._usable() if each.number not in search.tried]:
+                replica = self._best(left, prompt, session)
+                search.tried.add(replica.number)
+                return replica
+            if search.full is None:
+                raise self._nobody()
+            if self._clock.now() >= search.until:
+                raise search.full
+            await self._clock.sleep(AGAIN_SECONDS)
+            search.again()
+        return None
+
+    def _failed(self, search: Search, replica: Replica, error: EngineError) -> None:
+        """What a replica's error means for a request: it is gone or full, and another one may answer.
+
+        Raises:
+            EngineError: the request is to blame, or may be.
+        """
+        if self._closed or not isinstance(error, EngineClosed | Busy):
+            raise error
+        if isinstance(error, Busy):
+            search.turned_away(replica.number, error)
+        else:
+            self._blame(replica, error)
+
+    def _best(self, among: Sequence[Replica], prompt: Ints | None, session: str) -> Replica:
         load = {each.number: len(each.flights) for each in among}
+        if prompt is None:
+            return min(among, key=lambda each: load[each.number])
         number = self._routing.choose(load, prompt, session)
         return next(each for each in among if each.number == number)
 
     @contextmanager
-    def _placed(self, replica: _Replica, request: str) -> Iterator[None]:
-        self._flying[request] = replica
+    def _placed(self, replica: Replica, request: str) -> Iterator[None]:
         replica.flights.add(request)
         try:
             yield
         finally:
             replica.flights.discard(request)
-            self._flying.pop(request, None)
 
-    def _live(self) -> list[_Replica]:
+    def _live(self) -> list[Replica]:
         return [replica for replica in self._replicas if not replica.dead]
 
-    def _usable(self) -> list[_Replica]:
+    def _usable(self) -> list[Replica]:
         """Those that get traffic; all that live where none is fit, because they hold what comes until they
         are."""
         live = self._live()
@@ -318,7 +354,7 @@ class Replicas:
             with suppress(EngineError):  # told when it was found
                 await self.health()
 
-    def _blame(self, replica: _Replica, error: EngineError) -> None:
+    def _blame(self, replica: Replica, error: EngineError) -> None:
         """The replica gets nothing more, unless the error is the request's or our own end.
 
         Raises:
@@ -334,7 +370,7 @@ class Replicas:
         told = "; ".join(f"{each.number}: {each.dead or 'was tried'}" for each in self._replicas)
         return EngineClosed(f"no replica answers ({told})")
 
-    def _tell(self, replica: _Replica, text: str) -> None:
+    def _tell(self, replica: Replica, text: str) -> None:
         self._events.emit(Noted(level="warning", text=f"replica {replica.number} {text}"))
 
     async def _everywhere(
@@ -358,22 +394,3 @@ class Replicas:
     def _check_open(self) -> None:
         if self._closed:
             raise EngineClosed("the engine takes nothing more: it was closed")
-
-
-async def _unsaid(chunks: AsyncIterator[Chunk], said: list[int]) -> AsyncIterator[Chunk]:
-    """`chunks` without the tokens that are out already.
-
-    Raises:
-        EngineError: they begin otherwise.
-    """
-    async for chunk in chunks:
-        known = min(len(said), len(chunk.tokens))
-        if said[:known] != chunk.tokens[:known].tolist():
-            raise _Contradicts("a replica died under a stream, and the next one does not repeat its tokens")
-        del said[:known]
-        if known == 0 or chunk.finish is not None or known < len(chunk.tokens):
-            yield replace(chunk, tokens=chunk.tokens[known:], logprobs=chunk.logprobs[known:])
-
-
-class _Contradicts(EngineError, ValueError):
-    """Not the replica's fault, and no other would do better."""

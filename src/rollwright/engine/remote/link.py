@@ -16,6 +16,7 @@ import msgspec
 
 from rollwright.clock import Clock
 from rollwright.engine.remote.address import Address
+from rollwright.engine.serve.desk import Busy
 from rollwright.engine.serve.wire import Failed, Failure
 from rollwright.errors import (
     ConstraintError,
@@ -38,8 +39,19 @@ KEEP_SECONDS = 20.0
 
 _ERRORS: dict[str, type[Exception]] = {
     each.__name__: each
-    for each in (EngineClosed, EngineError, ContextOverflow, ConstraintError, WeightMismatch, ValueError)
+    for each in (
+        Busy,
+        EngineClosed,
+        EngineError,
+        ContextOverflow,
+        ConstraintError,
+        WeightMismatch,
+        ValueError,
+    )
 }
+
+_BARE = {429: "Busy", 503: "Busy", 502: "EngineClosed", 504: "EngineClosed"}
+"""What a status means whose body isn't ours: too many connections, or a proxy whose server is gone."""
 
 T = TypeVar("T")
 
@@ -50,6 +62,10 @@ class Unreached(EngineClosed):
 
 class Lost(EngineClosed):
     """The connection broke before the answer was whole."""
+
+
+class Hung(EngineClosed):
+    """The server said nothing for too long."""
 
 
 class Link:
@@ -169,7 +185,7 @@ class Link:
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise Unreached(f"no server answers at {where}: {error}") from error
         except httpx.TimeoutException as error:
-            raise EngineError(f"{where} said nothing for {self._silence:g} s: the server hangs") from error
+            raise Hung(f"{where} said nothing for {self._silence:g} s: the server hangs") from error
         except (httpx.HTTPError, httpx.StreamError) as error:
             raise Lost(f"the connection to {where} broke: {error or type(error).__name__}") from error
         except RuntimeError as error:  # httpx: the client was closed meanwhile
@@ -199,7 +215,10 @@ def _error(body: bytes, status: int) -> Exception:
     try:
         told = msgspec.json.decode(body, type=Failed).error
     except (msgspec.DecodeError, UnicodeDecodeError):
-        told = Failure(type="EngineError", message=f"status {status} without a reason; is it rollwright's?")
+        told = Failure(
+            type=_BARE.get(status, "EngineError"),
+            message=f"status {status} without a reason; is it rollwright's?",
+        )
     if status == 401:
         return EngineError("the server refused the token: give the one that it was started with")
     kind = _ERRORS.get(told.type)

@@ -3,7 +3,8 @@
 Role: what `public`, `control` and `completions` call. A step of the engine holds its event loop for as long
 as it takes; HTTP in a loop of its own answers meanwhile, and gets in between two steps in one turn, however
 many turns a request takes on its own side. Neighbours: `desk` in the engine's loop. Invariants: engine and
-desk are touched in the engine's loop only; leaving a call or a job here ends it there.
+desk are touched in the engine's loop only; leaving a call or a job here ends it there, even where leaving is
+cut short; what a client doesn't fetch is kept up to a bound, and then ends.
 """
 
 from __future__ import annotations
@@ -17,16 +18,49 @@ from rollwright.engine.base import Health, PauseMode
 from rollwright.engine.serve.desk import Desk
 from rollwright.engine.serve.job import Job, Line
 from rollwright.engine.serve.wire import Choice, UpdateRequest
-from rollwright.errors import EngineClosed
+from rollwright.errors import EngineClosed, EngineError
 from rollwright.types import Floats, Ints
 
 T = TypeVar("T")
 
 
+BEHIND = 4096
+"""Pieces of a line that wait for a client to read them, at most."""
+
+
+class _Arrivals:
+    """What the engine's thread puts and this one takes, in order."""
+
+    def __init__(self, most: int) -> None:
+        self._here, self._queue = asyncio.get_running_loop(), asyncio.Queue[Choice | Exception]()
+        self._most = most
+        self._put = self._taken = 0  # each is written by one thread only
+
+    def put(self, found: Choice | Exception) -> None:
+        """Called in the engine's thread.
+
+        Raises:
+            EngineError: this is a piece too many.
+        """
+        if isinstance(found, Choice) and self._put - self._taken >= self._most:
+            raise EngineError(
+                f"{self._most} pieces wait for a client that does not read them: its request ends"
+            )
+        self._put += 1
+        if not self._here.is_closed():
+            self._here.call_soon_threadsafe(self._queue.put_nowait, found)
+
+    async def take(self) -> Choice | Exception:
+        """The next one."""
+        found = await self._queue.get()
+        self._taken += 1
+        return found
+
+
 class Answers:
     """The choices of a job, on this side."""
 
-    def __init__(self, job: Job, arrived: asyncio.Queue[Choice | Exception]) -> None:
+    def __init__(self, job: Job, arrived: _Arrivals) -> None:
         self.names, self.prompt_tokens = job.names, job.prompt_tokens
         self._open, self._arrived = len(job.names), arrived
 
@@ -38,7 +72,7 @@ class Answers:
         """
         if not self._open:
             return None
-        found = await self._arrived.get()
+        found = await self._arrived.take()
         if isinstance(found, Exception):
             raise found
         if found.finish_reason is not None:
@@ -57,18 +91,15 @@ class Bridge:
         self, lines: Sequence[Line], *, stream: bool, session: str = "", priority: int = 0, owner: str = ""
     ) -> AsyncIterator[Answers]:
         """See `desk`."""
-        here, arrived = asyncio.get_running_loop(), asyncio.Queue[Choice | Exception]()
-
-        def put(found: Choice | Exception) -> None:
-            if not here.is_closed():
-                here.call_soon_threadsafe(arrived.put_nowait, found)
-
-        job = self._desk.made(lines, put, stream=stream, session=session, priority=priority, owner=owner)
+        arrived = _Arrivals(BEHIND * len(lines))
+        job = self._desk.made(
+            lines, arrived.put, stream=stream, session=session, priority=priority, owner=owner
+        )
         try:
             await self._call(self._desk.begin(job))
             yield Answers(job, arrived)
-        finally:
-            await self._call(self._desk.end(job))
+        finally:  # this may be cancelled on its way; the end is not, or its place would be lost
+            await asyncio.shield(self._call(self._desk.end(job)))
 
     async def score(self, tokens: Ints, temperature: float) -> Floats:
         """See `desk`."""
