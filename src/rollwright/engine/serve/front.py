@@ -1,6 +1,7 @@
 """uvicorn in a thread: the ports' event loop.
 
-Role: runs the applications of both ports. Neighbours: `server` starts and stops it from the engine's loop.
+Role: runs the applications of both ports. Neighbours: `server` starts and stops it from the engine's loop,
+`guard` is one connection.
 Invariant: when `stop` returns, nothing of it runs.
 """
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 START_SECONDS = 30.0
 IDLE_SECONDS = 60
 """How long a connection is kept without a request; longer than clients of ours keep theirs."""
+HEAD_BYTES = 16 << 10
+"""Longest head of a request."""
 WRITE_SECONDS = 2
 """How long answers that are made may take to be sent when the server stops."""
 
@@ -84,6 +87,8 @@ def _server(app: App) -> uvicorn.Server:
     """uvicorn, without its own logging and signal handlers: what happens at a signal is ours to say."""
     import uvicorn
 
+    from rollwright.engine.serve.guard import CONNECTIONS, Guarded
+
     class Quiet(uvicorn.Server):
         @contextmanager
         def capture_signals(self) -> Iterator[None]:
@@ -95,9 +100,11 @@ def _server(app: App) -> uvicorn.Server:
         access_log=False,
         lifespan="off",
         ws="none",
-        http="h11",
+        http=Guarded,
         loop="none",
         server_header=False,
+        limit_concurrency=CONNECTIONS,
+        h11_max_incomplete_event_size=HEAD_BYTES,
         timeout_keep_alive=IDLE_SECONDS,
         timeout_graceful_shutdown=WRITE_SECONDS,
     )
