@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -170,10 +170,15 @@ async def measured(cases: Cases, scale: Scale) -> None:
 
 def main() -> None:
     """Run it."""
-    chosen = parser("the embedded engine against a bare loop and transformers").parse_args()
+    flags = parser("the embedded engine against a bare loop and transformers")
+    flags.add_argument("--model", choices=FULL.sizes, help="only this one, kept under its own name")
+    chosen = flags.parse_args()
     one_thread()
-    cases = Cases("engine")
-    asyncio.run(measured(cases, QUICK if chosen.quick else FULL))
+    scale = QUICK if chosen.quick else FULL
+    if chosen.model:
+        scale = replace(scale, sizes=(chosen.model,))
+    cases = Cases(f"engine-{chosen.model}" if chosen.model else "engine")
+    asyncio.run(measured(cases, scale))
     cases.finish(chosen.keep)
 
 
