@@ -52,7 +52,7 @@ class Scale:
     """Whether `generate` tries its settings; else it takes those that were best elsewhere."""
 
 
-FULL = Scale(("0.9M", "5M"), rounds=7, steps=96, requests=128, tuned=True)
+FULL = Scale(("0.9M", "5M"), rounds=5, steps=64, requests=96, tuned=True)
 QUICK = Scale(("0.9M",), rounds=2, steps=24, requests=32, tuned=False)
 
 
