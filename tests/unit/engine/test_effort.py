@@ -14,6 +14,7 @@ from rollwright.engine.config import EmbeddedConfig
 from rollwright.engine.embedded.effort import CHUNK, Effort
 from rollwright.engine.embedded.engine import EmbeddedEngine
 from rollwright.engine.embedded.plan import Plan
+from rollwright.engine.embedded.scheduler import SHORT
 from rollwright.events import NullSink
 from rollwright.types import Ints, PolicyVersion, Sampling
 
@@ -56,9 +57,11 @@ async def plans(stall: float, **settings: int) -> list[tuple[Plan, float, float]
     def watched(batch: Any, plan: Plan, drawn: Any) -> Any:
         if plan.decoding and plan.chunks:
             seen = int(plan.positions[: plan.decoding].sum())
-            cost = sum(effort.prompt(chunk.end - chunk.start, chunk.start, 0) for chunk in plan.chunks)
-            cost -= effort.prompt(1, plan.chunks[-1].end - 1, 0)  # one is always computed
-            found.append((plan, effort.decode(plan.decoding, seen), cost))
+            cut = [chunk for chunk in plan.chunks if batch.length[chunk.row] - chunk.start > SHORT]
+            cost = sum(effort.prompt(chunk.end - chunk.start, chunk.start, 0) for chunk in cut)
+            if cut:
+                cost -= effort.prompt(1, cut[-1].end - 1, 0)  # one is always computed
+                found.append((plan, effort.decode(plan.decoding, seen), cost))
         return advance(batch, plan, drawn)
 
     scheduler._stepper.advance = watched
