@@ -10,8 +10,8 @@ interleaved. `share-of-ideal/p…`: prompt tokens found cached, over what a perf
 same requests in their order. `kv-saved/p…`: 1 − the peak of the bytes of all KV held (tokens × bytes of a
 token) over the peak of what they would be if every rollout from its first request to its end held its whole
 history alone; `kv-allocated/p…` is the same of the bytes allocated on our side, rounding and spare rows
-included. The cache has room for two turns of each rollout: what has ended is evicted. With `--keep` also a
-picture, `baselines/prefix.svg`.
+included. The cache has room for two turns of each rollout: what has ended is evicted. Both sides work in
+batches, ours by `engine.linger`, as long as a turn. With `--keep` also a picture, `baselines/prefix.svg`.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ PACKAGES = {
     *("archive", "view"),
     *("algo", "trainer", "weights", "blobs", "pool", "evals", "monitor", "testing", "cli", "dashboard"),
 }
-USES_MODEL = {"engine", "trainer", "evals"}
+USES_MODEL = {"engine", "trainer", "evals", "weights"}
 HEAVY = {"torch", "transformers", "peft", "trl", "vllm", "sglang"}  # each of them loads torch
 
 

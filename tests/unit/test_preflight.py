@@ -32,9 +32,9 @@ def derived(*sets: str) -> Any:
     "sets", [[], ["model.tied=false", "model.kv_heads=2"], ["model.layers=1", "model.dim=64"]]
 )
 def test_parameters_and_bytes_are_those_of_the_real_model(sets: list[str]) -> None:
+    from rollwright.model import state as codec
     from rollwright.model.decoder import Decoder
     from rollwright.trainer.torch_trainer import TorchTrainer
-    from rollwright.weights import codec
 
     config, told = load([], sets), derived(*sets)
     decoder = Decoder(config.model, told.vocabulary)

@@ -37,8 +37,8 @@ class EmbeddedConfig(PartConfig):
     prefill_tokens: int = Field(512, ge=1)
     """Most prompt tokens computed in one step; longer prompts take several steps."""
     stall: float = Field(1.5, gt=0)
-    """How much longer prompts may make a step, as a multiple of what the decoding requests alone need:
-    prompts are cut so that decoding is never starved."""
+    """How much longer prompts may make a step, as a multiple of what the decoding requests alone need: they
+    are cut so that decoding is never starved, but for their last 64 tokens."""
     linger: int = Field(0, ge=0)
     """Steps that requests may wait, while others run, for more to be admitted with: fewer and larger steps,
     so more tokens for the same work, and each request takes longer. 0 admits at once."""

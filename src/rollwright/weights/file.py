@@ -17,8 +17,8 @@ import numpy as np
 
 from rollwright.blobs.base import Blobs
 from rollwright.errors import SchemaError, StoreError
+from rollwright.model import state as codec
 from rollwright.types import PolicyVersion, Probe, WeightsRef
-from rollwright.weights import codec
 from rollwright.wire import SCHEMA
 
 

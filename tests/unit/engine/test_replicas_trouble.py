@@ -117,8 +117,8 @@ async def test_who_has_an_answer_takes_no_place() -> None:
         patch.setattr(replicas, "AGAIN_SECONDS", 0.01)
         patch.setattr(replicas, "BUSY_SECONDS", 3.0)
         async with started([remote()], ListSink()) as several:
-            for i in range(100):
-                await ask(several, f"r{i}", tokens=1)
+            said = [len((await ask(several, f"r{i}", tokens=1)).tokens) for i in range(100)]
+    assert said == [1] * 100, "an answered request kept its place"
 
 
 async def test_where_all_are_full_a_request_can_be_aborted_and_gives_up_in_the_end() -> None:

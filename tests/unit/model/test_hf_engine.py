@@ -16,6 +16,7 @@ from rollwright.clock import SystemClock
 from rollwright.engine.base import Engine
 from rollwright.engine.config import EmbeddedConfig
 from rollwright.events import NullSink
+from rollwright.model.decoder import Decoder
 from rollwright.model.hf import HFModel, load
 from rollwright.types import Ints, PolicyVersion, Sampling
 
@@ -85,10 +86,12 @@ async def test_turns_over_cached_history_are_those_of_the_model_itself(
 async def test_the_faster_decoder_serves_the_same(name: str, tmp_path: Path) -> None:
     lm = tiny(name)
     lm.save_pretrained(tmp_path)
-    engine = served(load(tmp_path), row_tokens=16, prefill_tokens=5)
+    model = load(tmp_path)
+    assert isinstance(model, Decoder), "this family takes the slower way"
+    engine = served(model, row_tokens=16, prefill_tokens=5)
     await engine.start()
     try:
-        await asyncio.gather(*(rollout(engine, lm, i, 1.0) for i in range(4)))
+        assert len(await asyncio.gather(*(rollout(engine, lm, i, 1.0) for i in range(4)))) == 4
     finally:
         await engine.close()
 

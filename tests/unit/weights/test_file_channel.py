@@ -10,10 +10,10 @@ import torch
 
 from rollwright.blobs.folder import FolderBlobs
 from rollwright.errors import SchemaError, StoreError
+from rollwright.model import state as codec
 from rollwright.testing.blobs import MemoryBlobs
 from rollwright.testing.channels import same, state
 from rollwright.types import PolicyVersion, WeightsRef
-from rollwright.weights import codec
 from rollwright.weights.file import FileChannel
 
 

@@ -3,8 +3,8 @@
 Role: one step at a time, over everything that waits and runs. Neighbours: `engine` submits and ends requests
 and calls `run`; `histories` keeps their KV, `step` does the tensor work. Invariants: a request is waiting or
 in one row, never both; a prefix being computed for one request is not computed again for its siblings;
-prompts lengthen a step by at most `stall` times what those who decode need; the request that came first
-among the highest priority is never retracted, so somebody always gets on.
+long prompts lengthen a step by at most `stall` times what those who decode need, or by one token; the request
+that came first among the highest priority is never retracted, so somebody always gets on.
 """
 
 from __future__ import annotations

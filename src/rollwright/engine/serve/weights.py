@@ -10,7 +10,6 @@ clients of this process put is there until each has released it, and one that wa
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import secrets
@@ -20,11 +19,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rollwright.errors import MissingExtra, SchemaError, StoreError
-from rollwright.wire import SCHEMA
+from rollwright.errors import MissingExtra, StoreError
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_KEY = "rollwright"
 
 
 class _Holds:
@@ -73,7 +70,9 @@ class WeightsFolder:
         Raises:
             StoreError: the folder cannot be written.
         """
-        data = encode(state)
+        from rollwright.model.state import encode
+
+        data = encode(_tensors(state))
         digest = hashlib.sha256(data).hexdigest()
         path = self._path(digest)
         _HOLDS.take(path.absolute())  # before it is looked for: nobody removes it from here on
@@ -103,6 +102,8 @@ class WeightsFolder:
             ) from error
         if hashlib.sha256(data).hexdigest() != digest:
             raise StoreError(f"{path} is damaged: it has another SHA-256 than its name; publish again")
+        from rollwright.model.state import decode
+
         return decode(data)
 
     def release(self, digest: str) -> None:
@@ -129,44 +130,10 @@ def _write(path: Path, data: bytes) -> None:
         draft.unlink(missing_ok=True)
 
 
-def encode(state: Mapping[str, Any]) -> bytes:
-    """Name → tensor as safetensors bytes, the same as `weights.codec` makes of it."""
-    torch, tensors = _torch(), {}
-    from safetensors.torch import save
-
-    seen: set[int] = set()
-    for name, value in state.items():
-        held = value.detach().cpu().contiguous() if isinstance(value, torch.Tensor) else torch.empty(0)
-        address = held.untyped_storage().data_ptr()
-        tensors[name] = held.clone() if address in seen else held
-        seen.add(address)
-    return save(tensors, metadata={_KEY: str(SCHEMA)})
-
-
-def decode(data: bytes) -> dict[str, Any]:
-    """What `encode` wrote.
-
-    Raises:
-        SchemaError: not safetensors, or not of this schema.
-    """
-    _torch()
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
-    try:
-        tensors = load(data)
-        size = int.from_bytes(data[:8], "little")
-        written = json.loads(data[8 : 8 + size]).get("__metadata__", {}).get(_KEY)
-    except (SafetensorError, ValueError) as error:
-        raise SchemaError(f"not published weights: {error}") from error
-    if written != str(SCHEMA):
-        raise SchemaError(f"weights of schema {written}, expected {SCHEMA}: publish them with this version")
-    return dict(tensors)
-
-
-def _torch() -> Any:
+def _tensors(state: Mapping[str, Any]) -> dict[str, Any]:
+    """`state`, an empty tensor for what is none."""
     try:
         import torch
     except ImportError as error:
         raise MissingExtra("weights of an engine in another process", "torch") from error
-    return torch
+    return {name: x if isinstance(x, torch.Tensor) else torch.empty(0) for name, x in state.items()}

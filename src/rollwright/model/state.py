@@ -1,8 +1,8 @@
 """Weights ↔ bytes, as safetensors.
 
-Role: the only place of this package that knows torch. Neighbours: `file` stores what it gives. Invariants:
-the same weights give the same bytes, hence the same digest; loading executes nothing; the schema version
-stands in the header.
+Role: the one form in which a model's weights are stored or sent. Neighbours: the weights channel and the
+engine in another process store what it gives. Invariants: the same weights give the same bytes, hence the
+same digest; loading executes nothing; the schema version stands in the header.
 """
 
 from __future__ import annotations
