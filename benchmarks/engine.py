@@ -15,7 +15,6 @@ batch. Prompts are computed outside the clock on every side. `continuous-batchin
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
 from dataclasses import dataclass, replace
 
@@ -33,7 +32,9 @@ from rollwright.types import Ints, Sampling
 
 PROMPT = 200
 AFTER = 64
-"""Tokens that the other requests may be ahead of the last, or behind it, without ending."""
+"""Tokens that requests may decode beyond the measured ones without ending."""
+POLL = 0.005
+"""Seconds between looks at the engine's counters."""
 BATCHES = (1, 16, 64, 256)
 UNIT = "× tokens per CPU second"
 
@@ -57,29 +58,30 @@ QUICK = Scale(("0.9M",), rounds=2, steps=24, requests=32, tuned=False)
 
 
 async def decoding(served: Engine, ids: list[Ints], steps: int, name: str, clock: CpuClock) -> float:
-    """Tokens per second while all of `ids` decode together, between the first and the last token of the one
-    that begins last. The others would go on and are aborted: what a request costs at its end (its KV goes
-    into the prefix cache) is no decoding; whole requests are what the ragged case measures."""
+    """Tokens per second while all of `ids` decode together, over at least `steps` tokens of each. Tokens and
+    seconds are read at the same moments, between steps, so it does not matter how far apart these are. The
+    requests would go on and are aborted: what a request costs at its end (its KV goes into the prefix cache)
+    is no decoding; whole requests are what the ragged case measures."""
     longer = Sampling(max_tokens=steps + AFTER, seed=1)
+    start = (await served.health()).sampled_tokens
     tasks = [
         asyncio.create_task(served.generate(prompt, longer, request=f"{name}/{i}"))
-        for i, prompt in enumerate(ids[:-1])
+        for i, prompt in enumerate(ids)
     ]
-    await asyncio.sleep(0)  # those are submitted before the last
-    began, seconds, before, after, heard = 0.0, 0.0, 0, 0, 0
-    async with contextlib.aclosing(served.stream(ids[-1], longer, request=f"{name}/last")) as stream:
-        async for _ in stream:
-            heard += 1
-            if heard == 1:
-                began, before = clock.now(), (await served.health()).sampled_tokens
-            if heard == steps + 1:
-                seconds, after = clock.now() - began, (await served.health()).sampled_tokens
-                break
+
+    async def reached(tokens: int) -> tuple[int, float]:
+        while True:
+            if (found := (await served.health()).sampled_tokens) >= tokens:
+                return found, clock.now()
+            await asyncio.sleep(POLL)
+
+    before, began = await reached(start + len(ids))  # every prompt is computed, for they begin together
+    after, ended = await reached(before + steps * len(ids))
     if any(task.done() for task in tasks):
-        raise SystemExit(f"a request ended while the last of {len(ids)} decoded: raise AFTER")
+        raise SystemExit(f"one of {len(ids)} requests ended while the others decoded: raise AFTER")
     await served.abort([f"{name}/{i}" for i in range(len(tasks))])
     await asyncio.gather(*tasks)
-    return (after - before) / seconds
+    return (after - before) / (ended - began)
 
 
 @torch.inference_mode()

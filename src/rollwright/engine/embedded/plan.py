@@ -8,7 +8,8 @@ once: no position lies in both.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -63,6 +64,16 @@ class Plan:
         """Whether all that is computed is one token of each row. Then every row in use decodes."""
         return not self.chunks
 
+    @cached_property
+    def width(self) -> int:
+        """Rows up to the last it uses."""
+        return int(self.rows.max()) + 1
+
+    @cached_property
+    def reach(self) -> int:
+        """Places up to the last it writes."""
+        return int(self.places.max()) + 1
+
     def firsts(self) -> Iterator[tuple[Chunk, int]]:
         """Each chunk and the number of its first token."""
         number = self.decoding
@@ -72,7 +83,9 @@ class Plan:
 
     def next(self) -> Plan:
         """One token further, where all are `alike`."""
-        return replace(self, positions=self.positions + 1, places=self.places + 1, repeated=True)
+        later = Plan(self.rows, self.positions + 1, self.places + 1, self.decoding, (), self.levels, True)
+        later.__dict__.update(width=self.width, reach=self.reach + 1)
+        return later
 
 
 def draw(

@@ -46,13 +46,12 @@ class Replay:
         self._calls: list[Callable[[], object]] = []
         self._ids, self._positions = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
         self._write = np.zeros((2, rows, shape.kv_heads), np.int64)
-        self._places = np.zeros(rows, np.int64)
         self._row = np.arange(rows)
         self._mask = np.zeros((rows, shape.kv_heads, 0), np.float32)
 
-    def logits(self, ids: Index, positions: Index, places: Index) -> Tensor:
+    def logits(self, ids: Index, positions: Index, places: Index, again: bool = False) -> Tensor:
         """float32[n, V], valid until the next call, for int64[n] ids at these positions of their histories
-        and places of their rows."""
+        and places of their rows; `again` says that the call before was the same, a token earlier."""
         kv, most = self._kv, int(places.max()) + 1
         seen = min(-(-most // STRIDE) * STRIDE, kv.places)
         if (
@@ -63,11 +62,10 @@ class Replay:
         ):
             self._build(seen)
             self._hide(places)
-        elif (places == self._places + 1).all():
+        elif again:
             self._mask[self._row, :, places] = 0
         else:
             self._hide(places)
-        self._places = places
         self._ids[:], self._positions[:] = ids, positions
         np.add(self._base, places[:, None], out=self._write)
         for call in self._calls:

@@ -78,7 +78,7 @@ class Scheduler:
             self._spill()
             plan = self._plan()
         self._last = (batch.changes, plan)
-        self.histories.reserve(int(plan.rows.max()) + 1, int(plan.places.max()) + 1)
+        self.histories.reserve(plan.width, plan.reach)
         drawn, rows = None, plan.rows
         if plan.chunks:
             sizes = [chunk.end - chunk.start for chunk in plan.chunks]
@@ -91,7 +91,7 @@ class Scheduler:
         for chunk in plan.chunks:
             batch.computed[chunk.row] = chunk.end
         now = self._clock.now()
-        self._time(rows, now, now - began)
+        self._time(rows, now, now - began, plan.repeated)
         self._commit(rows, tokens, logprobs)
         self.steps += 1
 
@@ -102,12 +102,12 @@ class Scheduler:
             return None
         if self._may_admit:
             return None
-        return plan.next() if int(plan.places.max()) + 1 < self.histories.row_tokens else None
+        return plan.next() if plan.reach < self.histories.row_tokens else None
 
-    def _time(self, rows: Index, now: float, took: float) -> None:
-        """`rows` got their tokens `now`."""
+    def _time(self, rows: Index, now: float, took: float, again: bool) -> None:
+        """`rows` got their tokens `now`; in the step before too, where this is the same `again`."""
         gaps = now - self.batch.last[rows]
-        self.pace.gaps(gaps[~np.isnan(gaps)])
+        self.pace.gaps(gaps if again else gaps[~np.isnan(gaps)])
         self.pace.step(took, len(rows))
         self.batch.last[rows] = now
 

@@ -25,6 +25,8 @@ SLICE = 1024
 """Tokens whose logits are there at once when a text is scored."""
 REPLAYS = 8
 """Batch sizes for which bound operations are kept."""
+AHEAD = 32
+"""Steps whose noise is made together."""
 
 
 class Stepper:
@@ -36,6 +38,7 @@ class Stepper:
         self._shared: tuple[Levels, Replay] | None = None  # the one that reads these in place
         kv.replaced = self._forget
         self._how: tuple[int, Index, Narrowing] | None = None
+        self._ahead: Floats = np.empty((0, 0), np.float32)
 
     def advance(self, batch: Batch, plan: Plan, drawn: Index | None) -> tuple[npt.NDArray[np.int64], Floats]:
         """Compute the plan's tokens and draw after those at plan indices `drawn` (int64[n]; None is all of
@@ -54,8 +57,19 @@ class Stepper:
             rows, positions = rows[drawn], positions[drawn]
         if not len(rows):
             return np.empty(0, np.int64), np.empty(0, np.float32)
-        noise = uniforms(batch.noise[rows], positions)
+        noise = self._noise(batch.noise[rows], positions, plan.repeated)
         return draw(logits, self._narrowing(batch, rows), noise, _allowed(batch, rows, self._model.vocab))
+
+    def _noise(self, keys: npt.NDArray[np.uint64], positions: Index, again: bool) -> Floats:
+        """float32[n] uniforms; those of `AHEAD` steps at once where steps repeat."""
+        if not again:
+            self._ahead = self._ahead[:0]
+            return uniforms(keys, positions)
+        if not len(self._ahead):
+            self._ahead = uniforms(keys, positions + np.arange(AHEAD)[:, None])
+        noise: Floats = self._ahead[0]
+        self._ahead = self._ahead[1:]
+        return noise
 
     def part(self) -> None:
         """Keep no shared prefix."""
@@ -76,14 +90,14 @@ class Stepper:
             return None
         rows = replay.rows
         if rows == len(ids):
-            return replay.logits(ids, plan.positions, plan.places)
+            return replay.logits(ids, plan.positions, plan.places, plan.repeated)
         # a free row computes something unused, and writes it where nothing is
         spread = np.zeros((3, rows), np.int64)
         spread[:, plan.rows] = ids, plan.positions, plan.places
-        return replay.logits(*spread)[torch.from_numpy(plan.rows)]
+        return replay.logits(*spread, plan.repeated)[torch.from_numpy(plan.rows)]
 
     def _replay(self, model: Folded, plan: Plan) -> Replay | None:
-        rows = int(plan.rows[-1]) + 1
+        rows = plan.width
         if plan.levels:
             if not plan.repeated:
                 return None  # most likely it comes once: binding costs more than it saves
