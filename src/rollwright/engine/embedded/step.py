@@ -94,7 +94,8 @@ class Stepper:
         # a free row computes something unused, and writes it where nothing is
         spread = np.zeros((3, rows), np.int64)
         spread[:, plan.rows] = ids, plan.positions, plan.places
-        return replay.logits(*spread, plan.repeated)[torch.from_numpy(plan.rows)]
+        spread_ids, positions, places = spread
+        return replay.logits(spread_ids, positions, places, plan.repeated)[torch.from_numpy(plan.rows)]
 
     def _replay(self, model: Folded, plan: Plan) -> Replay | None:
         rows = plan.width
