@@ -103,7 +103,7 @@ def action(name: str, sandbox: Sandbox, id: str = "1") -> Action:
 
 async def untouched(sandbox: Sandbox) -> bool:
     found = await sandbox.sql("SELECT count(*) FROM log", timeout=1)
-    files = (await sandbox.snapshot()).files
+    files = await sandbox.files.list()
     return found.rows is not None and found.rows.rows == ((0,),) and not files and not EFFECTS
 
 
@@ -181,7 +181,6 @@ ACTS = {
     "exec",
     "run_code",
     "sql",
-    "write_file",
     "_run",
     "redeem",
     "run_sealed",
@@ -190,6 +189,8 @@ ACTS = {
     "_sealed",
 }
 """What acts on a sandbox, runs a tool, or leads to it."""
+ACTS_ON_SANDBOX = {"files", "snapshot", "restore", "fork", "pause", "resume"}
+"""Names that act too, where they are a sandbox's."""
 MAY = {
     "sandbox": "is the sandbox",
     "tools": "tools act in it; who may call what there is checked below",
@@ -207,7 +208,12 @@ WITHIN_TOOLS = {
     "sql": {"tools/sql.py"},
     "run_code": {"tools/python.py"},
     "exec": {"tools/shell.py"},
-    "write_file": {"tools/files.py"},
+    "files": {"tools/files.py"},
+    "snapshot": set(),
+    "restore": set(),
+    "fork": set(),
+    "pause": set(),
+    "resume": set(),
 }
 
 
@@ -231,6 +237,9 @@ def ways(source: str) -> Iterator[tuple[str, int]]:
                     "_run",
                     "self",
                 ):
+                    yield name, node.lineno
+            case ast.Attribute(attr=name, value=of) if name in ACTS_ON_SANDBOX:
+                if ast.unparse(of).endswith("sandbox"):
                     yield name, node.lineno
             case ast.Name(id="run_sealed" | "claim_mint" as name):
                 yield name, node.lineno
@@ -272,7 +281,10 @@ def test_nothing_in_the_source_acts_past_the_door() -> None:
         ("rollout/factory.py", "await registry.redeem(permit, {}, action)"),
         ("tools/python.py", "await run_sealed(tool, permit, {}, action)"),
         ("tools/observe.py", "await action.sandbox.sql('SELECT 1', timeout=1)"),
-        ("trainer/step.py", "sandbox.write_file('a', b'')"),
+        ("trainer/step.py", "sandbox.files.write('a', b'')"),
+        ("agents/tool.py", "files = session.sandbox.files"),
+        ("agents/tool.py", "await session.sandbox.fork(2)"),
+        ("tools/shell.py", "await action.sandbox.files.read('a')"),
     ],
 )
 def test_a_second_way_is_seen(path: str, source: str) -> None:

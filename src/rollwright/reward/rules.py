@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
-
-from msgspec.structs import replace
 
 from rollwright.clock import Clock, within
 from rollwright.errors import DeadlineExceeded, PluginError, RollwrightError, SandboxError, SandboxLost
@@ -29,7 +29,7 @@ from rollwright.reward.config import RewardConfig
 from rollwright.reward.layers import layer, part, passed, value
 from rollwright.reward.replay import Replays, Twin, Verdict
 from rollwright.reward.text import executed, occurs, same, same_json
-from rollwright.sandbox.base import Sandbox, SandboxProvider
+from rollwright.sandbox.base import Sandbox, SandboxProvider, Snapshot
 from rollwright.types import (
     AnswerEquals,
     AnswerJson,
@@ -188,7 +188,7 @@ class _Grading:
 
     async def file_holds(self, check: FileHolds) -> Verdict:
         try:
-            data = await self._agents().read_file(check.path)
+            data = await self._agents().files.read(check.path)
         except OSError as error:
             return False, f"expected the file {check.path}, came {type(error).__name__}"
         held = data.decode("utf-8", "replace").strip()
@@ -218,9 +218,12 @@ class _Grading:
         agents = self._agents()
 
         async def ask() -> ExecResult:
-            left = replace(await agents.snapshot(), files=())
-            async with self._own(left) as copy:
-                return await copy.sql(check.query, timeout=self.config.call_seconds)
+            left = await agents.snapshot()
+            try:
+                async with self._own(snapshot=await self._taken_over(left)) as copy:
+                    return await copy.sql(check.query, timeout=self.config.call_seconds)
+            finally:
+                await left.drop()
 
         try:
             result = await self._agents_time(ask())
@@ -260,14 +263,27 @@ class _Grading:
         agent uses up is a failed check (`DeadlineExceeded`, a `TimeoutError`), not "unscorable"."""
         return await within(self.clock, work, 0.8 * self.config.seconds, "what the agent wrote")
 
+    async def _taken_over(self, left: Snapshot) -> Snapshot:
+        """A snapshot of the agent's sandbox as one of the grader's own provider: by way of a file, which is
+        read as untrusted."""
+        with tempfile.TemporaryDirectory(prefix="rollwright-grader-") as folder:
+            return await self.sandboxes.load(await left.save(Path(folder)))
+
     @asynccontextmanager
-    async def _own(self, environment: Environment) -> AsyncIterator[Sandbox]:
-        """A sandbox of the grader's own, gone afterwards."""
-        sandbox = await self.sandboxes.create(environment, owner=f"grader/{self.rollout.identity.rollout}")
+    async def _own(
+        self, environment: Environment | None = None, snapshot: Snapshot | None = None
+    ) -> AsyncIterator[Sandbox]:
+        """A sandbox of the grader's own, gone afterwards, and the snapshot with it."""
+        owner = f"grader/{self.rollout.identity.rollout}"
         try:
-            yield sandbox
+            sandbox = await self.sandboxes.create(environment, owner=owner, snapshot=snapshot)
+            try:
+                yield sandbox
+            finally:
+                await sandbox.kill()
         finally:
-            await sandbox.close()
+            if snapshot is not None:
+                await snapshot.drop()
 
 
 Rule = Callable[[_Grading, Any], Awaitable[Verdict]]

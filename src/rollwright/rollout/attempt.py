@@ -2,7 +2,7 @@
 
 Role: turns every failure into a typed outcome. Neighbours: `factory` decides what follows from it.
 Invariants: in the ledger before the first token; what ended without a score is in the ledger as void or
-unscorable before this returns or raises; the sandbox is closed on every path; nothing but `StoreError` and
+unscorable before this returns or raises; the sandbox is killed on every path; nothing but `StoreError` and
 cancellation gets out.
 """
 
@@ -53,7 +53,7 @@ class Attempts:
     """Entered while a rollout is under way."""
     _told: set[str] = field(default_factory=set)
     """Kinds of error that were noted already."""
-    _closing: set[asyncio.Future[None]] = field(default_factory=set)
+    _killing: set[asyncio.Future[None]] = field(default_factory=set)
     """Sandboxes on their way out."""
 
     async def run(
@@ -151,7 +151,7 @@ class Attempts:
 
     @asynccontextmanager
     async def _sandbox(self, task: Task, identity: Identity) -> AsyncIterator[Sandbox]:
-        """The agent's sandbox, closed on every path."""
+        """The agent's sandbox, killed on every path."""
         name, seconds = identity.rollout, self.config.sandbox_seconds
         making = asyncio.ensure_future(self.sandboxes.create(task.environment, owner=name))
         try:
@@ -166,25 +166,25 @@ class Attempts:
         try:
             yield sandbox
         finally:
-            await self._closed(sandbox, identity)
+            await self._killed(sandbox, identity)
 
     def _came_late(self, made: asyncio.Future[Sandbox], identity: Identity) -> None:
-        """A sandbox that nobody waits for any more is closed when it comes."""
+        """A sandbox that nobody waits for any more is killed when it comes."""
         if not made.cancelled() and made.exception() is None:
-            self._closed(made.result(), identity)
+            self._killed(made.result(), identity)
 
-    def _closed(self, sandbox: Sandbox, identity: Identity) -> asyncio.Future[None]:
-        """Close `sandbox`; cancelling whoever waits does not stop it."""
-        closing = asyncio.ensure_future(self._close(sandbox, identity))
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
-        return asyncio.shield(closing)
+    def _killed(self, sandbox: Sandbox, identity: Identity) -> asyncio.Future[None]:
+        """Kill `sandbox`; cancelling whoever waits does not stop it."""
+        killing = asyncio.ensure_future(self._kill(sandbox, identity))
+        self._killing.add(killing)
+        killing.add_done_callback(self._killing.discard)
+        return asyncio.shield(killing)
 
-    async def _close(self, sandbox: Sandbox, identity: Identity) -> None:
-        what = f"closing the sandbox of {identity.rollout}"
+    async def _kill(self, sandbox: Sandbox, identity: Identity) -> None:
+        what = f"ending the sandbox of {identity.rollout}"
         try:
             with boundary("sandbox", identity.rollout):
-                await within(self.clock, sandbox.close(), self.config.sandbox_seconds, what)
+                await within(self.clock, sandbox.kill(), self.config.sandbox_seconds, what)
         except Exception as error:  # boundary: the rollout is over; the reaper finds what is left
             self._note(error, identity)
 

@@ -269,7 +269,7 @@ class _Stage:
             try:
                 return await self._play(part, sandbox)
             finally:
-                await sandbox.close()
+                await sandbox.kill()
 
     async def _play(self, part: _Part, sandbox: Sandbox) -> _Scene:
         trace = TraceContext.new()

@@ -171,9 +171,9 @@ async def probe(provider: SandboxProvider, root: Path, limits: Limits, *, confin
         memory = await sandbox.run_code(f"len(bytearray({limits.memory_bytes}))", timeout=_SECONDS)
         privileged = await sandbox.run_code(PRIVILEGED, timeout=_SECONDS)
         daemon = await sandbox.run_code(DAEMON, timeout=_SECONDS)
-        pid = int(await sandbox.read_file("daemon")) if daemon.status is CallStatus.OK else 0
+        pid = int(await sandbox.files.read("daemon")) if daemon.status is CallStatus.OK else 0
     finally:
-        await sandbox.close()
+        await sandbox.kill()
     gone = pid > 0 and not owners.alive(pid)
     return Guarantees(
         fs=kept if tried and not changed else absent,

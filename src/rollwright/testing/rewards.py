@@ -36,7 +36,7 @@ async def score(make: Make, rollout: Rollout, *, lost: bool = False) -> Score:
     sandboxes = MemorySandboxes()
     sandbox = await sandboxes.create(Environment(), owner="r0")
     given = await make(sandboxes, FakeClock()).score(TASK, rollout, None if lost else sandbox)
-    await sandbox.close()
+    await sandbox.kill()
     assert not sandboxes.live, "the grader left a sandbox open"
     return given
 

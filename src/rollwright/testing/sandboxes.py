@@ -60,7 +60,7 @@ async def python_keeps_variables(provider: SandboxProvider) -> None:
     for nonsense in ("(", "\0", "\ud800", "x = '\\ud800'\nx", "raise BaseException", "exit(3)"):
         await sandbox.run_code(nonsense, timeout=SECONDS)
     assert await value(sandbox, "x") == r"'\ud800'"
-    await sandbox.close()
+    await sandbox.kill()
 
 
 @check
@@ -85,7 +85,7 @@ async def sql_answers_typed_rows(provider: SandboxProvider) -> None:
         )
         == "[(2.5,)]"
     )
-    await sandbox.close()
+    await sandbox.kill()
 
 
 @check
@@ -103,7 +103,7 @@ async def sql_reaches_no_other_file(provider: SandboxProvider) -> None:
     for statement in refused:
         expect(await sandbox.sql(statement, timeout=SECONDS), CallStatus.ERROR)
     assert await value(sandbox, "import os; sorted(os.listdir())") == "['data.db']"
-    await sandbox.close()
+    await sandbox.kill()
 
 
 @check
@@ -115,7 +115,7 @@ async def agent_python_cannot_bend_sql(provider: SandboxProvider) -> None:
     )
     found = await sandbox.sql("SELECT a FROM t", timeout=SECONDS)
     assert found.rows is not None and found.rows.rows == ((1,),)
-    await sandbox.close()
+    await sandbox.kill()
 
 
 @check
@@ -130,10 +130,11 @@ async def programs_run(provider: SandboxProvider) -> None:
         await sandbox.exec(["sh", "-c", "echo no >&2; exit 3"], timeout=SECONDS), CallStatus.ERROR
     )
     assert (failed.stderr, failed.exit_code) == ("no\n", 3)
-    for wrong in ([], ["no-such-program"], ["\0"]):
+    assert (await sandbox.exec("echo $((6 * 7)) | cat", timeout=SECONDS)).stdout == "42\n"
+    for wrong in ([], ["no-such-program"], ["\0"], "exit 3", "\0"):
         expect(await sandbox.exec(wrong, timeout=SECONDS), CallStatus.ERROR)
     expect(await sandbox.exec(["sleep", "60"], timeout=0.2), CallStatus.TIMEOUT)
-    await sandbox.close()
+    await sandbox.kill()
 
 
 @check
@@ -150,7 +151,7 @@ async def limits_end_in_a_status(provider: SandboxProvider) -> None:
     expect(await sandbox.sql(endless + "i FROM r", timeout=SECONDS), CallStatus.OUTPUT)
     expect(await sandbox.sql("SELECT 1", timeout=SECONDS), CallStatus.OK)
     assert await value(sandbox, "1 + 1") == "2"
-    await sandbox.close()
+    await sandbox.kill()
 
 
 @check
@@ -167,15 +168,15 @@ async def the_agent_cannot_void_its_rollout(provider: SandboxProvider) -> None:
     expect(await sandbox.sql("SELECT count(*) FROM t", timeout=SECONDS), CallStatus.OK)
     assert await value(sandbox, "import os\nif os.fork() == 0: 1\n7") == "7"
     assert await value(sandbox, "8") == "8"
-    await sandbox.close()
+    await sandbox.kill()
 
 
 @check
 async def paths_stay_inside(provider: SandboxProvider) -> None:
     """Absolute paths, `..`, links, FIFOs and folders are refused."""
     sandbox = await make(provider)
-    await sandbox.write_file("a/b/c.txt", b"data")
-    assert await sandbox.read_file("a/b/c.txt") == b"data"
+    await sandbox.files.write("a/b/c.txt", b"data")
+    assert await sandbox.files.read("a/b/c.txt") == b"data"
     await value(
         sandbox, "import os; os.symlink('/etc', 'link'); os.symlink('/etc/passwd', 'file'); os.mkfifo('fifo')"
     )
@@ -190,7 +191,7 @@ async def paths_stay_inside(provider: SandboxProvider) -> None:
         "",
         ".",
     ):
-        for action in (sandbox.read_file(path), sandbox.write_file(path, b"x")):
+        for action in (sandbox.files.read(path), sandbox.files.write(path, b"x")):
             try:
                 await action
             except PermissionError:
@@ -198,27 +199,29 @@ async def paths_stay_inside(provider: SandboxProvider) -> None:
             raise AssertionError(f"{path!r} was accepted")
     for missing in ("nothing", "nowhere/nothing"):
         try:
-            await sandbox.read_file(missing)
+            await sandbox.files.read(missing)
         except FileNotFoundError:
             continue
         raise AssertionError("a missing file was read")
-    await sandbox.close()
+    await sandbox.kill()
 
 
 @check
 async def a_snapshot_branches(provider: SandboxProvider) -> None:
-    """A fork has the files and the database of that moment."""
+    """A fork has the files and the database of that moment, and says what it is."""
     sandbox = await make(provider, Environment(sql="CREATE TABLE t(a); INSERT INTO t VALUES ('it''s')"))
-    await sandbox.write_file("notes/a.txt", "ä".encode())
-    branch = await sandbox.fork()
+    await sandbox.files.write("notes/a.txt", "ä".encode())
+    (branch,) = await sandbox.fork()
     await sandbox.sql("DELETE FROM t", timeout=SECONDS)
-    await sandbox.write_file("notes/a.txt", b"changed")
+    await sandbox.files.write("notes/a.txt", b"changed")
     found = await branch.sql("SELECT a FROM t", timeout=SECONDS)
     assert found.rows is not None and found.rows.rows == (("it's",),)
-    assert await branch.read_file("notes/a.txt") == "ä".encode()
-    assert (await branch.snapshot()).files == (File(path="notes/a.txt", text="ä"),)
-    await branch.close()
-    await sandbox.close()
+    assert await branch.files.read("notes/a.txt") == "ä".encode()
+    told = branch.info()
+    assert (told.parent, told.forked, told.owner) == (sandbox.id, "filesystem", "conformance")
+    assert [path for path in await branch.files.list() if not path.startswith("data.db")] == ["notes/a.txt"]
+    await branch.kill()
+    await sandbox.kill()
 
 
 @check
@@ -226,16 +229,16 @@ async def a_database_with_broken_references_branches(provider: SandboxProvider) 
     """What an agent left of its references is no reason to lose the database."""
     sql = "CREATE TABLE a(id PRIMARY KEY); CREATE TABLE b(a REFERENCES a(id)); INSERT INTO b VALUES (7)"
     sandbox = await make(provider, Environment(sql=sql))
-    branch = await sandbox.fork()
+    (branch,) = await sandbox.fork()
     found = await branch.sql("SELECT a FROM b", timeout=SECONDS)
     assert found.rows is not None and found.rows.rows == ((7,),)
-    await branch.close()
-    await sandbox.close()
+    await branch.kill()
+    await sandbox.kill()
 
 
 @check
 async def nothing_is_left_over(provider: SandboxProvider) -> None:
-    """Daemons, deep folders and data are gone after `close`, which may be called at once from several
+    """Daemons, deep folders and data are gone after `kill`, which may be called at once from several
     sides."""
     from rollwright.sandbox.probe import DAEMON
 
@@ -246,25 +249,25 @@ async def nothing_is_left_over(provider: SandboxProvider) -> None:
         "import os\nfor _ in range(200): os.mkdir('d'); os.chdir('d')\nos.chdir(" + repr(str(folder)) + ")",
     )
     expect(await sandbox.run_code(DAEMON, timeout=SECONDS), CallStatus.OK)
-    daemon = int(await sandbox.read_file("daemon"))
-    closing = [asyncio.create_task(sandbox.close()) for _ in range(3)]
-    await asyncio.gather(*closing)
+    daemon = int(await sandbox.files.read("daemon"))
+    killing = [asyncio.create_task(sandbox.kill()) for _ in range(3)]
+    await asyncio.gather(*killing)
     assert not folder.exists() or not list(folder.iterdir())
     assert (provider.guarantees.kill is Guarantee.ABSENT) == running(daemon)
     for call in (
         sandbox.sql("SELECT 1", timeout=1),
         sandbox.run_code("1", timeout=1),
-        sandbox.read_file("daemon"),
+        sandbox.files.read("daemon"),
     ):
         try:
             await call
         except SandboxLost:
             continue
-        raise AssertionError("a closed sandbox answered")
+        raise AssertionError("a killed sandbox answered")
     fresh = await make(provider)
     gone = await fresh.sql("SELECT * FROM secret", timeout=SECONDS)
     assert "no such table" in gone.stderr
-    await fresh.close()
+    await fresh.kill()
 
 
 def running(pid: int) -> bool:
@@ -276,13 +279,13 @@ def running(pid: int) -> bool:
 
 
 @check
-async def closing_ends_a_call_in_flight(provider: SandboxProvider) -> None:
+async def killing_ends_a_call_in_flight(provider: SandboxProvider) -> None:
     """A waiting call learns it as `SandboxLost`."""
     sandbox = await make(provider)
     call = asyncio.create_task(sandbox.run_code("import time; time.sleep(600)", timeout=600))
     while not sandbox_busy(sandbox):  # noqa: ASYNC110 - nothing tells when a call has begun
         await asyncio.sleep(0.001)
-    await sandbox.close()
+    await sandbox.kill()
     try:
         await call
     except SandboxLost:
@@ -312,7 +315,7 @@ async def a_cancelled_call_leaves_the_sandbox_in_step(provider: SandboxProvider)
     assert await value(sandbox, "40 + 2") == "42"
     found = await sandbox.sql("SELECT a FROM t", timeout=SECONDS)
     assert found.rows is not None and found.rows.rows == ((5,),)
-    await sandbox.close()
+    await sandbox.kill()
 
 
 @check
@@ -333,7 +336,7 @@ async def the_environment_is_empty(provider: SandboxProvider) -> None:
     assert await value(sandbox, "import os; sorted(os.environ)") == "['HOME', 'LANG', 'PATH', 'TMPDIR']"
     tried = "def attempt(n):\n try: return os.fstat(n)\n except OSError: pass\n"
     assert await value(sandbox, tried + "[n for n in range(100) if attempt(n)]") == "[0, 1, 2, 3]"
-    await sandbox.close()
+    await sandbox.kill()
 
 
 @check
@@ -357,4 +360,4 @@ async def guarantees_are_what_happens(provider: SandboxProvider) -> None:
     assert (declared.kernel_surface is not Guarantee.ABSENT) == refused
     large = await sandbox.run_code("open('f', 'wb').write(bytes(2**21))", timeout=SECONDS)
     assert (declared.disk is not Guarantee.ABSENT) == (large.status is CallStatus.ERROR)
-    await sandbox.close()
+    await sandbox.kill()

@@ -14,9 +14,8 @@ from msgspec import Struct
 
 from rollwright.errors import DoorError
 from rollwright.events import TraceContext
-from rollwright.sandbox.base import Guarantees, Sandbox
+from rollwright.sandbox.base import Files, Guarantees, Info, Limits, Sandbox, Snapshot
 from rollwright.types import (
-    Environment,
     ExecResult,
     Identity,
     Json,
@@ -70,22 +69,31 @@ class Door(Protocol):
 
 class SandboxHandle:
     """What an agent holds instead of its sandbox: enough to name it in an `Action`, useless to act with. Only
-    the door opens it; every acting method raises `DoorError`."""
+    the door opens it; what acts raises `DoorError`, its files too."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sealed = sandbox
         self.id = sandbox.id
+        self.limits: Limits = sandbox.limits
 
     @property
     def guarantees(self) -> Guarantees:
         """What the sandbox keeps, as probed."""
         return self._sealed.guarantees
 
+    def info(self) -> Info:
+        """What is known of the sandbox."""
+        return self._sealed.info()
+
     def _refuse(self) -> NoReturn:
         raise DoorError(f"sandbox {self.id} was used past the door; call Door.invoke with an Action instead")
 
-    async def exec(self, argv: Sequence[str], *, timeout: float, stdin: str = "") -> ExecResult:
+    @property
+    def files(self) -> Files:
         """Raises `DoorError`, as every method below."""
+        self._refuse()
+
+    async def exec(self, command: Sequence[str] | str, *, timeout: float, stdin: str = "") -> ExecResult:
         self._refuse()
 
     async def run_code(self, code: str, *, timeout: float) -> ExecResult:
@@ -94,19 +102,25 @@ class SandboxHandle:
     async def sql(self, query: str, *, timeout: float, parameters: Sequence[Json] = ()) -> ExecResult:
         self._refuse()
 
-    async def read_file(self, path: str) -> bytes:
+    async def snapshot(self) -> Snapshot:
         self._refuse()
 
-    async def write_file(self, path: str, data: bytes) -> None:
+    async def restore(self, snapshot: Snapshot) -> None:
         self._refuse()
 
-    async def snapshot(self) -> Environment:
+    async def fork(self, count: int = 1, *, live: bool = False) -> list[Sandbox]:
         self._refuse()
 
-    async def fork(self) -> Sandbox:
+    async def pause(self) -> None:
         self._refuse()
 
-    async def close(self) -> None:
+    async def resume(self) -> None:
+        self._refuse()
+
+    async def set_timeout(self, seconds: float | None) -> None:
+        self._refuse()
+
+    async def kill(self) -> None:
         self._refuse()
 
 

@@ -30,7 +30,7 @@ class ReadFile(SealedTool):
 
     async def _run(self, arguments: Arguments, action: Action) -> ToolResult:
         try:
-            data = await action.sandbox.read_file(arguments["path"])
+            data = await action.sandbox.files.read(arguments["path"])
         except OSError as problem:
             return observe.failure(action.call, CallStatus.ERROR, problem.strerror or str(problem))
         content = observe.shown(data.decode("utf-8", "replace"))
@@ -55,7 +55,7 @@ class WriteFile(SealedTool):
     async def _run(self, arguments: Arguments, action: Action) -> ToolResult:
         data = arguments["text"].encode("utf-8", "replace")
         try:
-            await action.sandbox.write_file(arguments["path"], data)
+            await action.sandbox.files.write(arguments["path"], data)
         except OSError as problem:
             return observe.failure(action.call, CallStatus.ERROR, problem.strerror or str(problem))
         return ToolResult(call=action.call.id, status=CallStatus.OK, content="ok")

@@ -17,12 +17,11 @@ from rollwright.errors import ContextOverflow, EngineError, SandboxLost
 from rollwright.events import ListSink, SpanEnded, TraceContext
 from rollwright.model.tokenizer import PieceTokenizer
 from rollwright.testing.clock import FakeClock
-from rollwright.testing.memory_sandboxes import MemorySandbox
+from rollwright.testing.memory_sandboxes import MemorySandboxes
 from rollwright.tools.base import Action
 from rollwright.types import (
     CallStatus,
     Completion,
-    Environment,
     Finish,
     Identity,
     Message,
@@ -139,7 +138,7 @@ async def run(
         checks=(),
         limits=limits,
     )
-    sandbox = MemorySandbox("s", Environment(), lambda _: None)
+    sandbox = await MemorySandboxes().create(owner="s")
     session = Session(
         identity=Identity(run="run", rollout="g0/0.0"),
         engine=engine,  # type: ignore[arg-type]
@@ -158,7 +157,7 @@ async def run(
     try:
         return await agent.run(task, session), engine
     finally:
-        await sandbox.close()
+        await sandbox.kill()
 
 
 TURNS = st.lists(

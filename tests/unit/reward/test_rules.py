@@ -90,9 +90,9 @@ async def score(
     rollout = await work(sandbox, calls, answer)
     try:
         given = await RuleReward(sandboxes, config, FakeClock()).score(task, rollout, sandbox)
-        assert list(sandboxes.live) == ["agent"]
+        assert list(sandboxes.open) == ["agent"]
     finally:
-        await sandbox.close()
+        await sandbox.kill()
     return given
 
 
@@ -269,8 +269,8 @@ async def test_the_same_calls_of_a_group_are_replayed_once() -> None:
 async def test_calls_that_end_badly_on_the_twin_are_wrong_not_unscorable(end: CallStatus | None) -> None:
     # An agent chooses its calls: it must not be able to leave its group by one that hangs only there.
     class Slow(MemorySandboxes):
-        async def create(self, environment, *, owner, limits=None):  # type: ignore[no-untyped-def]
-            made = await super().create(environment, owner=owner)
+        async def create(self, environment=None, *, owner, **more):  # type: ignore[no-untyped-def]
+            made = await super().create(environment, owner=owner, **more)
             if owner.startswith("grader/"):
 
                 async def late(*_: object, **__: object) -> ExecResult:
@@ -415,10 +415,10 @@ async def test_no_room_for_the_graders_sandbox_is_unscorable() -> None:
 
 async def test_a_grader_that_hangs_is_unscorable_after_its_deadline() -> None:
     class Hanging(MemorySandboxes):
-        async def create(self, environment, *, owner, limits=None):  # type: ignore[no-untyped-def]
+        async def create(self, environment=None, *, owner, **more):  # type: ignore[no-untyped-def]
             if owner.startswith("grader/"):
                 await asyncio.Event().wait()
-            return await super().create(environment, owner=owner)
+            return await super().create(environment, owner=owner, **more)
 
     task, calls, answer = script(0)
     given = await score(task, calls, answer, sandboxes=Hanging())

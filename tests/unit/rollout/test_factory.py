@@ -307,7 +307,7 @@ async def test_a_reward_that_fails_makes_a_rollout_unscorable(fault: str) -> Non
 @pytest.mark.parametrize("fault", ["raises", "hangs", "late"])
 async def test_a_sandbox_that_cannot_be_made_voids_its_rollout(fault: str) -> None:
     class Faulty(MemorySandboxes):
-        async def create(self, environment, *, owner, limits=None):  # type: ignore[no-untyped-def]
+        async def create(self, environment=None, *, owner, **more):  # type: ignore[no-untyped-def]
             if owner == "g0/1.0":
                 if fault == "raises":
                     raise OSError("no room")
@@ -315,7 +315,7 @@ async def test_a_sandbox_that_cannot_be_made_voids_its_rollout(fault: str) -> No
                     await asyncio.Event().wait()
                 with suppress(asyncio.CancelledError):  # comes although nobody waits any more
                     await asyncio.Event().wait()
-            return await super().create(environment, owner=owner)
+            return await super().create(environment, owner=owner, **more)
 
     world = World(alternate, sandboxes=Faulty())
     report = await world.factory.group(task(0), "g0")
@@ -325,27 +325,27 @@ async def test_a_sandbox_that_cannot_be_made_voids_its_rollout(fault: str) -> No
 
 
 @pytest.mark.parametrize("fault", ["raises", "hangs"])
-async def test_a_sandbox_that_cannot_be_closed_does_not_spoil_its_rollout(fault: str) -> None:
+async def test_a_sandbox_that_cannot_be_killed_does_not_spoil_its_rollout(fault: str) -> None:
     class Sticky(MemorySandboxes):
-        async def create(self, environment, *, owner, limits=None):  # type: ignore[no-untyped-def]
-            made = await super().create(environment, owner=owner)
+        async def create(self, environment=None, *, owner, **more):  # type: ignore[no-untyped-def]
+            made = await super().create(environment, owner=owner, **more)
             if owner == "g0/1.0":
-                really = made.close
+                really = made.kill
 
-                async def close() -> None:
+                async def kill() -> None:
                     await really()
                     if fault == "raises":
                         raise OSError("busy")
                     await asyncio.Event().wait()
 
-                made.close = close  # type: ignore[method-assign]
+                made.kill = kill  # type: ignore[method-assign]
             return made
 
     world = World(alternate, sandboxes=Sticky())
     report = await world.factory.group(task(0), "g0")
     assert report.group is not None and len(report.group.members) == 4
     assert world.by() == {"running": 4}
-    assert "closing the sandbox of g0/1.0" in world.of(Noted)[0].text or "busy" in world.of(Noted)[0].text
+    assert "ending the sandbox of g0/1.0" in world.of(Noted)[0].text or "busy" in world.of(Noted)[0].text
 
 
 # Deadlines.
@@ -380,7 +380,7 @@ async def test_what_is_unfinished_when_the_group_ends_is_voided() -> None:
 
 async def test_the_groups_time_runs_while_sandboxes_are_made() -> None:
     class Hanging(MemorySandboxes):
-        async def create(self, environment, *, owner, limits=None):  # type: ignore[no-untyped-def]
+        async def create(self, environment=None, *, owner, **more):  # type: ignore[no-untyped-def]
             await asyncio.Event().wait()
 
     config = RolloutConfig(group_size=4, min_members=2, group_seconds=10.0)
@@ -391,20 +391,20 @@ async def test_the_groups_time_runs_while_sandboxes_are_made() -> None:
     assert world.by() == {"void": 4}
 
 
-async def test_a_cancellation_does_not_stop_a_sandbox_from_being_closed() -> None:
+async def test_a_cancellation_does_not_stop_a_sandbox_from_being_killed() -> None:
     closing = asyncio.Event()
 
     class Slow(MemorySandboxes):
-        async def create(self, environment, *, owner, limits=None):  # type: ignore[no-untyped-def]
-            made = await super().create(environment, owner=owner)
-            really = made.close
+        async def create(self, environment=None, *, owner, **more):  # type: ignore[no-untyped-def]
+            made = await super().create(environment, owner=owner, **more)
+            really = made.kill
 
-            async def close() -> None:
+            async def kill() -> None:
                 closing.set()
                 await world.clock.sleep(1.0)
                 await really()
 
-            made.close = close  # type: ignore[method-assign]
+            made.kill = kill  # type: ignore[method-assign]
             return made
 
     world = World(alternate, sandboxes=Slow())

@@ -157,7 +157,7 @@ async def rows(sandbox: Sandbox) -> int:
         ("python", {"code": "6*7"}, "42"),
         ("python", {"code": "x = 1"}, "none"),
         ("python", {"code": "1/0"}, "error: ZeroDivisionError: division by zero"),
-        ("read_file", {"path": "../x"}, "error: ../x"),
+        ("read_file", {"path": "../x"}, "error: expected a relative path below the working folder"),
         ("write_file", {"path": "a", "text": "b"}, "ok"),
         ("odd", {"a": 1}, '{"a": 1}'),
         ("ghost", {}, "error: no tool 'ghost'"),
@@ -358,14 +358,23 @@ async def test_the_agent_s_handle_acts_only_through_the_door(house: House) -> No
         handle.sql("INSERT INTO log VALUES (1)", timeout=1),
         handle.run_code("1", timeout=1),
         handle.exec(["ls"], timeout=1),
-        handle.read_file("a"),
-        handle.write_file("a", b""),
         handle.snapshot(),
-        handle.fork(),
-        handle.close(),
+        handle.restore(await house.sandbox.snapshot()),
+        handle.fork(2, live=True),
+        handle.pause(),
+        handle.resume(),
+        handle.set_timeout(1.0),
+        handle.kill(),
     ):
         with pytest.raises(DoorError):
             await call
+    with pytest.raises(DoorError):
+        _ = handle.files
+    assert (handle.id, handle.info(), handle.limits) == (
+        house.sandbox.id,
+        house.sandbox.info(),
+        house.sandbox.limits,
+    )
     assert (await house("sql", {"query": "INSERT INTO log VALUES (1)"})).status is CallStatus.OK
     assert await rows(house.sandbox) == 1
 
