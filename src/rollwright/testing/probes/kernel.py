@@ -200,7 +200,7 @@ _COPY = """
 import shutil, subprocess
 shutil.copyfile(shutil.which('id', path='/usr/bin:/bin'), 'id')
 found = []
-for uid in (0, 65534, 12345):
+for uid in (12345, 65534, 0):
     attempt(lambda: os.chown('id', uid, uid))
     attempt(lambda: os.chmod('id', 0o6755))
     run = lambda: subprocess.run([os.path.abspath('id'), '-u'], capture_output=True, text=True).stdout

@@ -14,7 +14,7 @@ from rollwright.sandbox.base import Sandbox, SandboxProvider
 from rollwright.testing.probes import bait
 from rollwright.testing.probes.base import TIGHT, Observation, agent, attacked, probe, ran, serves
 
-_APPEAR_SECONDS = 5.0
+_APPEAR_SECONDS = 2.0
 """How long a process may take to show up on the host."""
 
 _STAY = """
@@ -33,7 +33,7 @@ inside(stay)
 """
 
 
-async def _stayed(provider: SandboxProvider, code: str, mark: str, rounds: int = 50) -> Observation:
+async def _stayed(provider: SandboxProvider, code: str, mark: str, rounds: int = 20) -> Observation:
     """Whether a process named `mark` that the code starts is there after `kill`."""
     sandbox = await provider.create(owner="abuse", limits=TIGHT)
     try:
@@ -87,9 +87,10 @@ _HOP = """
 if os.fork() == 0:
     attempt(os.setsid)
     _libc.prctl(15, mark.encode(), 0, 0, 0)
-    end = time.monotonic() + 4
+    end = time.monotonic() + 3
     os.fork()
     while time.monotonic() < end:
+        time.sleep(0.005)
         try:
             if os.fork():
                 os._exit(0)
@@ -148,8 +149,8 @@ attempt(lambda: open(f'/proc/{pid}/mem', 'rb').close() or open(f'/proc/{pid}/com
 @probe
 async def tracing_a_process_of_the_host(provider: SandboxProvider) -> Observation:
     """ptrace and the memory of a process outside."""
-    async with attacked(provider) as sandbox:
-        with bait.sleeper() as process:
+    with bait.sleeper() as process:  # ends last: while it is traced it cannot be waited for
+        async with attacked(provider) as sandbox:
             told = await ran(sandbox, agent(_TRACE, pid=process.pid))
             done = process.attacked()
     stopped = not done and "sleep" not in told

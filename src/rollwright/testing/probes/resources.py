@@ -180,9 +180,9 @@ count
 
 
 @probe
-async def twenty_thousand_files(provider: SandboxProvider) -> Observation:
-    """Ten times as many empty files as there may be."""
+async def five_thousand_files(provider: SandboxProvider) -> Observation:
+    """More empty files than there may be."""
     async with attacked(provider) as sandbox:
-        result = await sandbox.run_code(agent(_MANY, wanted=10 * TIGHT.files), timeout=SECONDS)
+        result = await sandbox.run_code(agent(_MANY, wanted=5_000), timeout=SECONDS)
     made = int(result.value) if result.value else 0
-    return Observation("disk", made <= TIGHT.files, f"{made} of 20,000 ({short(result)})")
+    return Observation("disk", made <= TIGHT.files, f"{made} of 5,000 ({short(result)})")
