@@ -276,7 +276,10 @@ class _Grading:
         """A sandbox of the grader's own, gone afterwards, and the snapshot with it."""
         owner = f"grader/{self.rollout.identity.rollout}"
         try:
-            sandbox = await self.sandboxes.create(environment, owner=owner, snapshot=snapshot)
+            try:
+                sandbox = await self.sandboxes.create(environment, owner=owner, snapshot=snapshot)
+            except DeadlineExceeded as error:  # an `OSError` too, which would be taken for the agent's doing
+                raise _Unscorable(f"no room for the grader's sandbox: {error}") from error
             try:
                 yield sandbox
             finally:

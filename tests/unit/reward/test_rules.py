@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from rollwright.errors import SandboxLost, SchemaError
+from rollwright.errors import DeadlineExceeded, SandboxLost, SchemaError
 from rollwright.reward.config import RewardConfig
 from rollwright.reward.layers import LAYERS, part, value
 from rollwright.reward.rules import RuleReward
@@ -411,6 +411,28 @@ async def test_no_room_for_the_graders_sandbox_is_unscorable() -> None:
     task, calls, answer = script(0)
     given = await score(task, calls, answer, sandboxes=MemorySandboxes(full))
     assert (given.value, given.reason) == (None, "sandbox lost while scoring: no zygote")
+
+
+async def test_no_room_is_never_a_wrong_answer() -> None:
+    def full(owner: str) -> None:
+        if owner.startswith("grader/"):
+            raise DeadlineExceeded("waiting for room", 1.0)
+
+    check = SqlResult(query="SELECT 1", columns=("1",), rows=((1,),))
+    given = await score(task(check), sandboxes=MemorySandboxes(full))
+    assert given.value is None
+    assert "no room" in given.reason
+
+
+async def test_what_the_agent_left_goes_to_the_grader_by_value() -> None:
+    """Agents and graders have providers of their own; the agent's database goes on unchanged."""
+    agents, graders = MemorySandboxes(), MemorySandboxes()
+    sandbox = await agents.create(DATABASE, owner="agent")
+    count = SqlResult(query="SELECT count(*) FROM t", columns=("count(*)",), rows=((1,),))
+    rollout = await work(sandbox, [("sql", "DELETE FROM t WHERE id=3")], "")
+    given = await RuleReward(graders, STRICT, FakeClock()).score(task(count), rollout, sandbox)
+    assert (given.value, agents.owners, graders.live) == (1.0, ["agent"], 0)
+    await agents.close()
 
 
 async def test_a_grader_that_hangs_is_unscorable_after_its_deadline() -> None:
