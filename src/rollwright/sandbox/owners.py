@@ -90,7 +90,8 @@ def reap(root: Path) -> int:
     return _reap_folders(root).folders
 
 
-def _reap_folders(root: Path) -> Reaped:
+def _reap_folders(root: Path, *, empty: bool = True) -> Reaped:
+    """As `reap`; with `empty`, folders without a record too, into which a living host may be about to write."""
     gone = Reaped()
     for folder in [entry for entry in root.iterdir() if entry.is_dir() and not entry.is_symlink()]:
         with _held(folder / _RECORD) as mine:
@@ -98,8 +99,9 @@ def _reap_folders(root: Path) -> Reaped:
                 line = (folder / _RECORD).read_bytes().partition(b"\n")[0]  # every line names the same host
                 owner = msgspec.json.decode(line, type=Owner)
             except (OSError, msgspec.MsgspecError):
-                with contextlib.suppress(OSError):
-                    folder.rmdir()  # killed before it owned anything; what is not empty is not ours to delete
+                if empty:
+                    with contextlib.suppress(OSError):
+                        folder.rmdir()  # killed before it owned anything; any other is not ours to delete
                 continue
             if mine and not owner.living:
                 ended = 0
@@ -184,7 +186,7 @@ def _reap_provider(each: Recorded, living: Sequence[Path], registry: Registry, c
         if here:
             mounts = remains.unmount_below([root], besides=living) + remains.unmount_below(own, besides=inner)
             gone += Reaped(mounts=mounts)
-        gone += _reap_folders(root)
+        gone += _reap_folders(root, empty=root not in living)
     gone += Reaped(folders=0 if inner else sum(map(remains.remove_folder, own)))
     with contextlib.suppress(FileNotFoundError), registry.locked():
         if not any(other.provider.root == str(root) for other in registry.records() if other.provider.living):
