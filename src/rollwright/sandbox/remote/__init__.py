@@ -1,0 +1,1 @@
+"""Sandboxes on other people's machines, over their SDKs."""
