@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rollwright.errors import SandboxUnavailable
 from rollwright.sandbox import config
 from rollwright.sandbox.base import SandboxProvider
 
@@ -28,28 +27,25 @@ BACKENDS: Mapping[str, Callable[[], Any]] = {
 """Name → its configuration."""
 
 
-@contextlib.asynccontextmanager
-async def started(name: str, folder: Path, max_live: int = 64) -> AsyncIterator[SandboxProvider]:
-    """A started provider of that backend, closed at the end. Raises `SandboxUnavailable`."""
+def built(name: str, folder: Path, max_live: int = 64) -> SandboxProvider:
+    """A provider of that backend, not started."""
     chosen = BACKENDS[name]()
     fields: dict[str, object] = {"max_live": max_live}
     if "require" in type(chosen).model_fields:
         fields["require"] = ()
     provider: SandboxProvider = chosen.model_copy(update=fields).build(folder)
+    return provider
+
+
+@contextlib.asynccontextmanager
+async def started(name: str, folder: Path, max_live: int = 64) -> AsyncIterator[SandboxProvider]:
+    """The same, started; closed at the end. Raises `SandboxUnavailable`."""
+    provider = built(name, folder, max_live)
     await provider.start()
     try:
         yield provider
     finally:
         await provider.close()
-
-
-async def absent(name: str, folder: Path) -> str:
-    """Why this machine has no such backend; "" where it has."""
-    try:
-        async with started(name, folder):
-            return ""
-    except SandboxUnavailable as error:
-        return str(error)
 
 
 def bwrap() -> str | None:

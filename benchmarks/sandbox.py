@@ -3,10 +3,10 @@
 Every figure is a ratio to R or P (see `turns`), measured in the same run. `ours` and `theirs` are medians in
 ms, `low` and `high` the 5th and 95th percentile over the reference's median. Cases:
 `create+python+destroy/P`, `…/R`, `…/R-p95`, `acquire/R` (of the warm pool), `exec-shell/R`, `forked-python/R`
-(first Python in a sandbox), `new-python/P` (a program), `snapshot-1000/R`, `fork-1000/R`, `live-fork/R` (and its
-first code), `live-fork-ms-per-MB` (from the heaps of 0, 50 and 300 MB), `destroy/R`, `destroy-fork-bomb/R`;
-with 500 alive `live500-create/R`, `live500-destroy/R`, `live500-MB` (PSS of each), `live500-python-MB` (of each
-that ran Python); `cycles-vs-bubblewrap` (create + Python + destroy per second, each at its best number at once).
+(first Python in a sandbox), `new-python/P` (a program), `snapshot-1000/R`, `fork-1000/R`, `live-fork/R` (and
+its first code), `live-fork-ms-per-MB` (heaps of 0 and 300 MB), `destroy/R`, `destroy-fork-bomb/R`; with 500
+alive `live500-create/R`, `live500-destroy/R`, `live500-MB` (PSS of each), `live500-python-MB` (after Python
+ran); `cycles-vs-bubblewrap` (create + Python + destroy per second, each at its best number at once).
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ import tempfile
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-from backends import BACKENDS, bwrap, started
+from backends import BACKENDS, built, bwrap, started
 from harness import Cases, parser
-from turns import CLOCK, PYTHON, REFERENCES, Samples, Timed, rounds
+from turns import CLOCK, PYTHON, REFERENCES, Samples, Timed, descendants, rounds
 
 from rollwright.sandbox.base import Limits, Sandbox, SandboxProvider
+from rollwright.sandbox.pool import SandboxPool
 from rollwright.types import CallStatus, Environment, File
 
 CODE = "print(1)"
@@ -111,13 +112,13 @@ async def bombed(provider: SandboxProvider) -> float:
     began = CLOCK.now()
     await sandbox.kill()
     seconds = CLOCK.now() - began
-    await asyncio.wait([burning])
+    await asyncio.gather(burning, return_exceptions=True)
     return seconds
 
 
 async def snapshotted(sandbox: Sandbox) -> float:
     """A snapshot of a sandbox with many files, one of which has changed since the last."""
-    await sandbox.files.write("0", os.urandom(64))
+    await sandbox.files.write("0", str(CLOCK.now()).encode())
     began = CLOCK.now()
     snapshot = await sandbox.snapshot()
     seconds = CLOCK.now() - began
@@ -172,28 +173,18 @@ async def live(provider: SandboxProvider, samples: Samples, count: int) -> None:
         await parent.kill()
 
 
-async def acquired(pool: SandboxProvider) -> float:
+async def acquired(pool: SandboxPool) -> float:
     """One of the warm ones."""
-    while pool.stats.idle == 0:  # type: ignore[attr-defined]  # noqa: ASYNC110 - refilled in the background
+    deadline = CLOCK.now() + 10.0
+    while pool.stats.idle == 0:
         await asyncio.sleep(0.001)
+        if CLOCK.now() > deadline:
+            raise SystemExit("the pool stays empty")
     began = CLOCK.now()
     sandbox = await pool.create(owner="bench")
     seconds = CLOCK.now() - began
     await sandbox.kill()
     return seconds
-
-
-def descendants() -> list[int]:
-    """Processes below this one."""
-    parents = {}
-    for name in filter(str.isdecimal, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            parents[int(name)] = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
-    found, size = {os.getpid()}, 0
-    while len(found) > size:
-        size = len(found)
-        found |= {pid for pid, parent in parents.items() if parent in found}
-    return sorted(found - {os.getpid()})
 
 
 def proportional() -> int:
@@ -287,12 +278,9 @@ async def race(cases: Cases, provider: SandboxProvider, program: str, quick: boo
     )
 
 
-async def single(cases: Cases, provider: SandboxProvider, count: int) -> None:
+async def single(cases: Cases, provider: SandboxProvider, pool: SandboxPool, count: int) -> None:
     """One sandbox at a time."""
-    from rollwright.sandbox.pool import SandboxPool
-
     samples = Samples()
-    pool = SandboxPool(provider, min_idle=4, max_idle=4, clock=CLOCK)
     standing = await provider.create(owner="bench")
     async with thousand(provider) as many:
         contenders: dict[str, Timed] = {
@@ -352,7 +340,8 @@ async def measure(cases: Cases, backend: str, program: str, quick: bool) -> None
             cases.add(f"live{MANY}-MB", idle / 2**20, unit="MB")
             cases.add(f"live{MANY}-python-MB", used / 2**20, unit="MB")
         async with started(backend, Path(root) / "single") as provider:
-            await single(cases, provider, count)
+            warm = built(backend, Path(root) / "pool")
+            await single(cases, provider, SandboxPool(warm, min_idle=4, max_idle=4, clock=CLOCK), count)
         if f"{backend}-live" in BACKENDS:
             async with started(f"{backend}-live", Path(root) / "live") as provider:
                 samples = Samples()

@@ -1,4 +1,4 @@
-"""What agent code may try, over every sandbox backend that this machine has: stopped, or not, and as declared?
+"""What agent code may try, over every sandbox backend of this machine: stopped or not, and as declared?
 
 Prints a table probe × backend: `stopped`, `through`, and the guarantee that the attempt is aimed at with what
 the backend declares of it. Cases: `BACKEND/through` (attempts that got through), `BACKEND/weaker` and
