@@ -6,11 +6,15 @@ together. `--control`: `shuffled/greedy/gain` (rewards dealt out anew within eac
 `no-tool/over-chance` (the trained policy without its tool, against the best guess that needs none).
 `--tasks atlas`: the example on real data instead, `atlas/seedK/…` as above, `atlas/sampled/gain` over all
 seeds (its spread: a 95 % interval of the difference of two shares), and the longest run in minutes.
+`--sandbox NAME` (without the flags above): the whole run with that backend against `process`, in turns:
+`sandbox-NAME/success` (difference of the sampled success after training, with its 95 % interval),
+`sandbox-NAME/wall` and `…/rl-wall` (of the whole run, and without the warm start), over that of `process`.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 import sys
 from pathlib import Path
 
@@ -81,6 +85,46 @@ def atlas(cases: Cases, overrides: list[str], quick: bool, seeds: int) -> None:
     cases.add("atlas/minutes", max(minutes), low=min(minutes), high=max(minutes), unit="minutes")
 
 
+def compared(cases: Cases, sandbox: str, quick: bool) -> None:
+    """The records run with that backend and with bare processes: success after it, and time."""
+    sets = {
+        sandbox: [f'sandbox.type="{sandbox}"'],
+        "process": ['sandbox.type="process"', "sandbox.unsafe=true"],
+    }
+    runs: dict[str, list[Trained]] = {name: [] for name in sets}
+    for seed in SEEDS[:1] if quick else SEEDS:
+        for name in sorted(sets, reverse=bool(seed % 2)):
+            runs[name].append(train([f"seed={seed}", f"tasks.seed={seed}", *sets[name]], quick))
+    after = {
+        name: pooled([run.evaluation("after", "sampled") for run in each]) for name, each in runs.items()
+    }
+    ours, theirs = after[sandbox], after["process"]
+    gain, low, high = difference(theirs, ours)
+    cases.add(
+        f"sandbox-{sandbox}/success",
+        ours[0] / ours[1],
+        theirs[0] / theirs[1],
+        ratio=gain,
+        low=low,
+        high=high,
+        unit=f"success, {sandbox} − process",
+    )
+    for case, seconds in (
+        ("wall", {name: [run.seconds for run in each] for name, each in runs.items()}),
+        ("rl-wall", {name: [run.rl_seconds() for run in each] for name, each in runs.items()}),
+    ):
+        ratios = [one / other for one, other in zip(seconds[sandbox], seconds["process"], strict=True)]
+        cases.add(
+            f"sandbox-{sandbox}/{case}",
+            statistics.median(seconds[sandbox]),
+            statistics.median(seconds["process"]),
+            ratio=statistics.median(ratios),
+            low=min(ratios),
+            high=max(ratios),
+            unit=f"seconds, {sandbox} / process",
+        )
+
+
 def pooled(found: list[Evaluated]) -> tuple[int, int]:
     """(successes, trials) of several evaluations together."""
     return sum(each.successes for each in found), sum(each.trials for each in found)
@@ -136,7 +180,9 @@ def main() -> None:
     flags.add_argument("--control", action="store_true", help="the runs that must not learn")
     flags.add_argument("--tasks", choices=("records", "atlas"), default="records", help="the example")
     flags.add_argument("--seeds", type=int, default=len(SEEDS), help="seeds of the atlas run")
-    flags.add_argument("--sandbox", help="backend, instead of the default")
+    flags.add_argument(
+        "--sandbox", help="backend: compare it with process; or, with --control or atlas, use it"
+    )
     chosen = flags.parse_args()
     if chosen.control and chosen.tasks != "records":
         flags.error("--control is a run of records: leave out --tasks")
@@ -145,6 +191,9 @@ def main() -> None:
     if chosen.tasks == "atlas":
         cases = Cases("learning-atlas")
         atlas(cases, overrides, chosen.quick, chosen.seeds)
+    elif chosen.sandbox and not chosen.control:
+        cases = Cases(f"learning-sandbox-{chosen.sandbox}")
+        compared(cases, chosen.sandbox, chosen.quick)
     else:
         cases = Cases("learning-control" if chosen.control else "learning")
         (controls if chosen.control else learning)(cases, overrides, chosen.quick)
