@@ -1,4 +1,4 @@
-"""A server that speaks E2B's API and its envd protocol, as the SDK 2.63 has them; its machines are folders."""
+"""A server that speaks E2B's API and its envd protocol, as SDK 2.63 has them; its machines are folders."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class FakeE2B(process_connect.Process):
         if action == "fork":
             made = [machine.copy(f"sandbox{next(self._ids)}") for _ in range(request.json["count"])]
             self.machines |= {each.id: each for each in made}
-            return Response(200, [{"sandbox": _described(each.id)} for each in made])
+            return Response(201, [{"sandbox": _described(each.id)} for each in made])
         return Response(200, _detailed(machine))
 
     def _envd(self, request: Request, route: str) -> Response:

@@ -31,6 +31,7 @@ from rollwright.sandbox.base import (
     Limits,
     Sandbox,
     Snapshot,
+    State,
 )
 from rollwright.sandbox.remote import owner as owners
 from rollwright.sandbox.remote.adapter import Forkable, Machine, Vendor
@@ -244,9 +245,10 @@ class RemoteProvider:
             self._room.release()
 
     async def connect(self, id: str) -> Sandbox:
-        if id not in self._live:
+        found = self._live.get(id)
+        if found is None or found.info().state is State.KILLED:
             raise SandboxLost(f"no live sandbox {id} of this provider")
-        return self._live[id]
+        return found
 
     async def load(self, path: Path) -> Snapshot:
         return RemoteSnapshot(await asyncio.to_thread(archive.load, path))

@@ -184,6 +184,9 @@ class Helper:
             finally:
                 with self._guard:
                     self._current = ""
+                    cut = number in self._cut
+                for kind in tuple(self._workers) if cut else ():
+                    self._end(kind)  # killed, if the call had got that far
                 job.done.set()
 
     def _act(self, operation: str, arguments: Reply) -> Reply:
@@ -207,7 +210,11 @@ class Helper:
         began = time.monotonic()
         try:
             if kind not in self._workers:
-                self._workers[kind] = _Worker(self._work, self._settings)
+                started = _Worker(self._work, self._settings)
+                with self._guard:  # from here on, `_cut_off` finds it
+                    self._workers[kind] = started
+                    if self._current in self._cut:
+                        raise EOFError("the call was cut off")
             left = within - (time.monotonic() - began if kind == "python" else 0.0)
             return self._workers[kind].call(left, operation, arguments)
         except TimeoutError:
@@ -267,11 +274,9 @@ class Helper:
         """End the call of that id, or see that it never begins."""
         with self._guard:
             self._cut.add(number)
-            running = self._current == number
-            pids = [each.process.pid for each in self._workers.values()] if running else []
-        for pid in pids:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)  # the call's thread sees its end, and ends the rest
+            for each in self._workers.values() if self._current == number else ():
+                with contextlib.suppress(OSError):
+                    os.kill(each.process.pid, signal.SIGKILL)  # the call's thread sees it, and ends the rest
 
     def _signal(self, number: int) -> None:
         todo = _children(os.getpid())
