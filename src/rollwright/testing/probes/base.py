@@ -66,14 +66,15 @@ def call(number, *arguments):
     arguments = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
     return _libc.syscall(ctypes.c_long(number), *arguments)
 def inside(action):
-    '''What `action` gives (a small number), run in a child: it may give up what the interpreter needs.'''
+    '''What `action` gives (a small number), run in a child: it may give up what the interpreter needs, or be
+    killed for what it does.'''
     pid = os.fork()
     if pid == 0:
         try:
             os._exit(int(action()))
         except BaseException:
             os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return max(0, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
 
 

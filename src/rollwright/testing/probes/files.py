@@ -194,6 +194,28 @@ async def descriptors_of_the_host(provider: SandboxProvider) -> Observation:
     return Observation("fs", outside.secret not in told + shown.stdout, told[:200])
 
 
+_TAKEN = """
+found = []
+for pid in pids:
+    process = attempt(lambda: os.pidfd_open(pid))
+    for number in numbers if isinstance(process, int) else ():
+        taken = call(438, process, number, 0)
+        if taken >= 0:
+            found.append(attempt(lambda: os.pread(taken, 64, 0).decode()))
+found
+"""
+
+
+@probe
+async def descriptors_taken_from_the_host(provider: SandboxProvider) -> Observation:
+    """pidfd_getfd of a file that the host has open."""
+    async with attacked(provider) as sandbox:
+        with bait.folder() as outside, outside.file.open() as file:
+            code = agent(_TAKEN, pids=[os.getpid(), os.getppid(), 1], numbers=[file.fileno()])
+            told = await ran(sandbox, code)
+    return Observation("fs", outside.secret not in told, told.replace(outside.secret, "(the secret)")[:200])
+
+
 _DEVICES = """
 def device(kind, major, minor):
     os.mknod('device', kind | 0o600, os.makedev(major, minor))
