@@ -91,7 +91,7 @@ def reap(root: Path) -> int:
 
 
 def _reap_folders(root: Path, *, empty: bool = True) -> Reaped:
-    """As `reap`; with `empty`, folders without a record too, into which a living host may be about to write."""
+    """As `reap`; with `empty` folders without a record too, which a living host may be about to write."""
     gone = Reaped()
     for folder in [entry for entry in root.iterdir() if entry.is_dir() and not entry.is_symlink()]:
         with _held(folder / _RECORD) as mine:
