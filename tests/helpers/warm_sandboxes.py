@@ -34,6 +34,8 @@ class WarmSandbox(MemorySandbox):
         """See `Warm`."""
         if self.adopted or not self.blank:
             self.home.wrong.append(f"{self.id} was used before")
+        if not self.pings:
+            self.home.wrong.append(f"{self.id} was not asked whether it lives")
         self.adopted, self.blank = True, False
         await self.home.dawdle()
         self.check()

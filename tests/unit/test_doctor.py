@@ -1,4 +1,4 @@
-"""`rollwright doctor` on this machine, and on one without torch and without Landlock."""
+"""`rollwright doctor` on this machine, and on one without torch and without isolation."""
 
 from __future__ import annotations
 
@@ -15,20 +15,36 @@ import pytest
 
 from rollwright.config import load
 from rollwright.errors import ConfigError
+from rollwright.plugins import PartConfig
 from rollwright.run import capacity, machine
 from rollwright.run.derived import derive
-from rollwright.run.doctor import KEEPS, UNSAFE, _look, _part, judged, optional
+from rollwright.run.doctor import (
+    KEEPS,
+    UNSAFE,
+    _look,
+    _part,
+    candidates,
+    isolation,
+    judged,
+    leftovers,
+    optional,
+    told,
+)
 from rollwright.run.finding import State
 from rollwright.run.preflight import taskset
-from rollwright.sandbox.base import Guarantee
+from rollwright.sandbox.base import Guarantee, Guarantees
 from rollwright.sandbox.confine import landlock_abi
 
 RUN = "import sys\nfrom rollwright.cli.main import app\napp(sys.argv[1:])\n"
 NO_TORCH = "import sys\nsys.modules['torch'] = None\n"
-NO_LANDLOCK = """
+NO_WALLS = """
 import ctypes, struct
 libc = ctypes.CDLL(None, use_errno=True)
-rules = [(0x20, 0, 0, 0), (0x15, 444, 0, 1), (0x06, 0x50000 | 38, 0, 0), (0x06, 0x7FFF0000, 0, 0)]
+allow, missing, refused = (0x06, 0x7FFF0000, 0, 0), (0x06, 0x50000 | 38, 0, 0), (0x06, 0x50000 | 1, 0, 0)
+rules = [
+    (0x20, 0, 0, 0), (0x15, 444, 6, 0), (0x15, 272, 6, 0), (0x15, 435, 4, 0), (0x15, 56, 0, 2),
+    (0x20, 16, 0, 0), (0x45, 0x7E020000, 2, 0), allow, missing, refused,
+]
 code = b"".join(struct.pack("HBBI", op, true, false, k) for op, k, true, false in rules)
 held = ctypes.create_string_buffer(code, len(code))
 program = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(rules), ctypes.addressof(held)))
@@ -36,14 +52,15 @@ zero = ctypes.c_ulong(0)
 assert libc.prctl(38, ctypes.c_ulong(1), zero, zero, zero) == 0
 assert libc.prctl(22, ctypes.c_ulong(2), program, zero, zero) == 0
 """
-"""The kernel itself answers that it has no landlock_create_ruleset."""
+"""The kernel itself answers that it has no landlock_create_ruleset, and gives no namespaces."""
 
 
 def doctor(folder: Path, *arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "XDG_RUNTIME_DIR"}
     return subprocess.run(
         [sys.executable, "-c", before + RUN, "doctor", *arguments],
         cwd=folder,
-        env={**os.environ, "TMPDIR": str(folder)},
+        env={**environment, "TMPDIR": str(folder)},
         capture_output=True,
         text=True,
         timeout=100,
@@ -56,7 +73,10 @@ def test_this_machine_is_told_whole_and_nothing_is_left(tmp_path: Path) -> None:
     lines = ended.stdout.splitlines()
     assert {f"sandbox: {name}:" in ended.stdout for name in KEEPS} == {True}, ended.stderr
     assert not re.search(r"(\w+): \1:", ended.stdout), "a label stands once"
-    ready = landlock_abi() > 0
+    for config in candidates():
+        assert f"sandbox: {config.type}: " in ended.stdout
+    ready = "sandbox: auto: takes the backend" in ended.stdout
+    assert ready or landlock_abi() == 0
     assert (ended.returncode == 0) == ready == ("training can start here" in lines)
     assert "torch: 2." in ended.stdout and "extras: torch: safetensors" in ended.stdout
     assert "parts: engine embedded: usable" in ended.stdout
@@ -65,7 +85,7 @@ def test_this_machine_is_told_whole_and_nothing_is_left(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs seccomp")
 def test_without_torch_and_isolation_it_says_so_and_how_to_get_them(tmp_path: Path) -> None:
-    ended = doctor(tmp_path, "--json", before=NO_TORCH + NO_LANDLOCK)
+    ended = doctor(tmp_path, "--json", before=NO_TORCH + NO_WALLS)
     assert ended.returncode == 1 and ended.stderr == ""
     told: dict[str, Any] = json.loads(ended.stdout)
     reasons = "\n".join(told["reasons"])
@@ -86,6 +106,60 @@ def test_each_guarantee_that_is_not_kept_says_how_to_get_it(name: str) -> None:
         found = judged(name, "x", guarantee)
         assert found.mend and found.state is not State.OK
         assert (found.state is State.BAD) == (name in ("fs", "net", "kill")) == (UNSAFE in found.mend)
+
+
+def test_guarantees_are_told_in_one_line() -> None:
+    kept = Guarantees(
+        fs=Guarantee.ENFORCED,
+        net=Guarantee.ENFORCED,
+        pids=Guarantee.ABSENT,
+        memory=Guarantee.BEST_EFFORT,
+        disk=Guarantee.BEST_EFFORT,
+        kill=Guarantee.ENFORCED,
+    )
+    assert told(kept) == "enforces fs, net, kill; best effort memory, disk; keeps no pids, kernel_surface"
+
+
+def test_a_backend_that_fails_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(PartConfig):
+        type: str = "broken"
+
+        def build(self, root: Path) -> Any:
+            raise OSError("no such\nthing")
+
+    monkeypatch.setattr("rollwright.run.doctor.candidates", lambda: [Broken()])
+    found = {each.name: each for each in isolation()}
+    assert found["fs"].state is State.BAD and found["memory"].state is State.ABSENT
+    assert found["broken"].value == "not usable: OSError: no such thing"
+
+
+def test_reap_removes_what_a_killed_run_left_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    root = tmp_path / "one" / "sandboxes" / "agents"
+    (root / "s" / "work").mkdir(parents=True)
+    (root / "empty").mkdir()
+    code = (
+        "import os, sys\nfrom pathlib import Path\nfrom rollwright.sandbox.owners import Registry, record\n"
+        "root = Path(sys.argv[1])\nrecord(root / 's', 'r', 0.0)\n"
+        "made = root.parent / 'other'\n"
+        "entry = Registry().enter(backend='native', root=made, label='run one')\n"
+        "entry.sandbox('t', 'r')\n(made / 't' / 'work').mkdir(parents=True)\nos.kill(os.getpid(), 9)\n"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code, str(root)],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        timeout=60,
+        check=False,
+    )
+    assert (tmp_path / f"rollwright-{os.geteuid()}").is_dir()
+    said = doctor(tmp_path, "--reap", "--folder", str(tmp_path)).stdout
+    assert "✓ leftovers: removed: 2 folders\n" in said and "✓ leftovers: owner: run one\n" in said
+    assert [path.name for path in root.iterdir()] == ["empty"]
+    assert [path.name for path in tmp_path.iterdir()] == ["one"]
+    assert [each.value for each in leftovers(tmp_path)] == ["nothing was left"]
 
 
 def test_a_part_that_cannot_be_used_says_why() -> None:
@@ -136,5 +210,5 @@ def test_extras_are_read_from_the_metadata() -> None:
 
 
 def test_the_probe_of_a_missing_landlock_is_real() -> None:
-    probe = NO_LANDLOCK + "from rollwright.sandbox.confine import landlock_abi\nassert landlock_abi() == 0\n"
+    probe = NO_WALLS + "from rollwright.sandbox.confine import landlock_abi\nassert landlock_abi() == 0\n"
     subprocess.run([sys.executable, "-c", probe], timeout=60, check=True, cwd=tempfile.gettempdir())

@@ -16,12 +16,15 @@ MARKS = {"ok": "✓", "limited": "~", "absent": "·", "bad": "✗"}
 
 def doctor(
     folder: Annotated[Path, typer.Option(help="Folder where runs would be kept.")] = Path("runs"),
+    reap: Annotated[
+        bool, typer.Option("--reap", help="First remove what killed runs left: processes, mounts, folders.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON, for programs.")] = False,
 ) -> None:
     """Say what this machine can do and what is missing; exit code 0 if training can start here, else 1."""
     from rollwright.run.doctor import examine
 
-    found = examine(folder)
+    found = examine(folder, reap=reap)
     if as_json:
         typer.echo(json.dumps(found.tree(), indent=1, ensure_ascii=False))
     else:

@@ -35,9 +35,11 @@ def begin(config: RunConfig, say: Callable[[str], None] = lambda text: None) -> 
 
     Raises:
         ConfigError: a contradiction between parts, or a folder that cannot be written.
+        SandboxUnavailable: the list of owners of sandboxes cannot be read.
     """
     for warning in check(config).warnings:
         say(f"warning: {warning}")
+    owners.reap_all()
     folder = create(config)
     folder.tokenizer.write_text(PieceTokenizer(taskset(config).pieces(), CONTROL).to_json())
     SqliteArchive(folder.rollouts).close()
@@ -131,7 +133,9 @@ def reached(folder: RunFolder, config: RunConfig, clock: Clock) -> tuple[int, in
 
 
 def reap(folder: RunFolder) -> None:
-    """End every sandbox of the run whose owner is gone."""
+    """End every sandbox whose owner is gone: of any run of this user on this machine, and of this one
+    wherever it ran."""
+    owners.reap_all()
     for sandboxes in folder.sandboxes.glob("*/"):
         owners.reap(sandboxes)
 

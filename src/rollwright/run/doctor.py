@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,16 +21,27 @@ from typing import Any
 
 from rollwright.config import CHOICES, RunConfig
 from rollwright.errors import MissingExtra, PluginError, RollwrightError
-from rollwright.plugins import load, registered
+from rollwright.plugins import PartConfig, load, registered
 from rollwright.run import machine
 from rollwright.run.derived import derive
 from rollwright.run.finding import Finding, State
 from rollwright.run.preflight import taskset
-from rollwright.sandbox.base import Guarantee, Guarantees
-from rollwright.sandbox.confine import landlock_abi
-from rollwright.sandbox.local import REQUIRED, LandlockProvider
+from rollwright.sandbox import owners
+from rollwright.sandbox.base import Guarantee, Guarantees, SandboxProvider
+
+try:
+    from rollwright.sandbox.auto import candidates
+except ImportError:
+    from rollwright.sandbox.config import LandlockSandbox, ProcessSandbox
+
+    def candidates() -> list[PartConfig]:
+        """Until they are there."""
+        return [LandlockSandbox(), ProcessSandbox()]
+
 
 GROUPS = {branch: group for branch, (group, _) in CHOICES.items()} | {"tools": "rollwright.tools"}
+REQUIRED = ("fs", "net", "kill")
+"""Guarantees that a run requires of its sandboxes by default."""
 TORCH_PARTS = {("engine", "embedded")}
 """Parts that torch computes for; their configuration loads without it."""
 KEEPS = {
@@ -49,11 +61,13 @@ BEST = {
     "kernel_surface": "a filter; the kernel is shared: use a virtual machine for code that attacks kernels",
 }
 GET = {
-    "fs": "Linux ≥ 5.13 with Landlock among its security modules (kernel command line: lsm=landlock,…)",
+    "fs": "user namespaces, or Linux ≥ 5.13 with Landlock among its security modules (kernel command line: "
+    "lsm=landlock,…)",
     "net": "Linux with seccomp, on x86-64 or AArch64",
-    "pids": "run as another user than root, who is exempt",
-    "memory": "Linux with resource limits (RLIMIT_AS)",
-    "disk": "Linux with resource limits (RLIMIT_FSIZE)",
+    "pids": "user namespaces (backend native), or another user than root, who is exempt",
+    "memory": "Linux with resource limits (RLIMIT_AS); for all of a sandbox together, cgroups that may be "
+    "written (backend native)",
+    "disk": "user namespaces (backend native); Linux with resource limits (RLIMIT_FSIZE) for each file",
     "kill": "Linux with seccomp, on x86-64 or AArch64",
     "kernel_surface": "Linux with seccomp, on x86-64 or AArch64",
 }
@@ -78,9 +92,11 @@ class Examination:
         return {"ready": self.ready, "reasons": list(self.reasons), "sections": sections}
 
 
-def examine(folder: Path) -> Examination:
-    """Look at everything; `folder` is where runs would be kept."""
+def examine(folder: Path, *, reap: bool = False) -> Examination:
+    """Look at everything; `folder` is where runs would be kept. With `reap`, what dead owners of sandboxes
+    left is removed first."""
     looks: dict[str, Callable[[], Iterator[Finding]]] = {
+        **({"leftovers": partial(leftovers, folder)} if reap else {}),
         "python": machine.python,
         "machine": partial(_machine, folder),
         "torch": machine.torch,
@@ -117,30 +133,98 @@ def _machine(folder: Path) -> Iterator[Finding]:
     return machine.hardware(folder, derive(config, taskset(config)))
 
 
+def leftovers(folder: Path) -> Iterator[Finding]:
+    """Remove what dead owners left, of this user on this machine and of the runs in `folder`."""
+    gone = owners.reap_all()
+    kept = sum(owners.reap(root, empty=False) for root in folder.glob("*/sandboxes/*/"))
+    counts = {
+        "process": gone.processes,
+        "cgroup": gone.cgroups,
+        "mount": gone.mounts,
+        "folder": gone.folders + kept,
+    }
+    some = [f"{count} {what}{_plural(what, count)}" for what, count in counts.items() if count]
+    yield Finding("removed", State.OK, ", ".join(some) or "nothing was left")
+    for owner, count in sorted(Counter(gone.owners).items()):
+        yield Finding("owner", State.OK, owner if count == 1 else f"{owner}, {count} times")
+
+
+def _plural(noun: str, count: int) -> str:
+    return "" if count == 1 else "es" if noun.endswith("s") else "s"
+
+
 def isolation() -> Iterator[Finding]:
-    """What a sandbox really keeps on this machine, tried."""
-    abi = landlock_abi()
-    if abi == 0:
-        for name in KEEPS:
-            needed = name in REQUIRED
-            mend = f"{GET['fs']}, {UNSAFE}" if needed else GET["fs"]
-            text = f"{KEEPS[name]}: not kept, this kernel has no Landlock"
-            yield Finding(name, State.BAD if needed else State.ABSENT, text, mend)
-        return
-    yield Finding("landlock", State.OK, f"version {abi} of the kernel's interface")
+    """What sandboxes really keep on this machine, tried: each guarantee of the backend that `auto` takes,
+    then every local backend in one line."""
     with tempfile.TemporaryDirectory(prefix="rollwright-doctor-") as root:
-        kept = asyncio.run(_probed(Path(root)))
+        tried = {config.type: asyncio.run(_tried(config, Path(root) / config.type)) for config in _local()}
+    auto = next((name for name, kept in tried.items() if _enough(kept)), None)
+    if auto is None:
+        yield from _none_keeps(tried)
+    else:
+        yield Finding("auto", State.OK, f"takes the backend '{auto}'")
+        for name, what in KEEPS.items():
+            yield judged(name, what, getattr(tried[auto], name))
+    for backend, kept in tried.items():
+        if isinstance(kept, str):
+            yield Finding(backend, State.ABSENT, f"not usable: {kept}")
+        else:
+            yield Finding(backend, State.OK if _enough(kept) else State.LIMITED, told(kept))
+
+
+def _none_keeps(tried: dict[str, Guarantees | str]) -> Iterator[Finding]:
+    """Each guarantee as the best of the backends keeps it, where none of them keeps enough."""
+    found = [kept for kept in tried.values() if isinstance(kept, Guarantees)]
     for name, what in KEEPS.items():
-        yield judged(name, what, getattr(kept, name))
+        kept = sorted((getattr(each, name) for each in found), key=list(Guarantee).index)
+        yield judged(name, what, kept[0] if kept else Guarantee.ABSENT)
 
 
-async def _probed(root: Path) -> Guarantees:
-    provider = LandlockProvider(root, require=())
+def _enough(kept: Guarantees | str) -> bool:
+    """Whether a backend keeps what a run requires by default."""
+    return isinstance(kept, Guarantees) and not kept.missing(REQUIRED)
+
+
+def _local() -> list[Any]:
+    """Configurations of every local backend, strongest first; they require nothing, so that each can be
+    looked at."""
+    return [_free(config) for config in candidates()]
+
+
+def _free(config: Any) -> Any:
+    free = {"require": (), "unsafe": True}
+    return config.model_copy(
+        update={key: free[key] for key in free.keys() & type(config).model_fields.keys()}
+    )
+
+
+async def _tried(config: Any, root: Path) -> Guarantees | str:
+    """What that backend keeps, or why it cannot be used."""
     try:
-        await provider.start()
-        return provider.guarantees
-    finally:
-        await provider.close()
+        provider: SandboxProvider = config.build(root)
+        try:
+            await provider.start()
+            return provider.guarantees
+        finally:
+            await provider.close()
+    except Exception as error:  # boundary: a backend that fails hides no other
+        text = str(error) if isinstance(error, RollwrightError) else f"{type(error).__name__}: {error}"
+        return " ".join(text.split())
+
+
+def told(kept: Guarantees) -> str:
+    """Guarantees in one line, the kept ones first."""
+    words = {
+        Guarantee.ENFORCED: "enforces",
+        Guarantee.BEST_EFFORT: "best effort",
+        Guarantee.ABSENT: "keeps no",
+    }
+    parts = []
+    for guarantee, word in words.items():
+        names = [name for name in KEEPS if getattr(kept, name) is guarantee]
+        if names:
+            parts.append(f"{word} {', '.join(names)}")
+    return "; ".join(parts)
 
 
 def judged(name: str, what: str, guarantee: Guarantee) -> Finding:

@@ -85,13 +85,14 @@ def record_worker(folder: Path, pid: int) -> None:
         file.write(f"{pid} {processes.started(pid)}\n")
 
 
-def reap(root: Path) -> int:
-    """Remove what dead hosts left below `root`, processes first; returns how many sandboxes that were."""
-    return _reap_folders(root).folders
+def reap(root: Path, *, empty: bool = True) -> int:
+    """Remove what dead hosts left below `root`, processes first; returns how many sandboxes that were. With
+    `empty`, folders without a record too: only where no living host works in `root`, as it may be about to
+    write one."""
+    return _reap_folders(root, empty=empty).folders
 
 
-def _reap_folders(root: Path, *, empty: bool = True) -> Reaped:
-    """As `reap`; with `empty` folders without a record too, which a living host may be about to write."""
+def _reap_folders(root: Path, *, empty: bool) -> Reaped:
     gone = Reaped()
     for folder in [entry for entry in root.iterdir() if entry.is_dir() and not entry.is_symlink()]:
         with _held(folder / _RECORD) as mine:
