@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -39,11 +40,12 @@ class FakeE2B(process_connect.Process):
             raise ConnectError(Code.UNAVAILABLE, "The sandbox was not found")
         event = process_pb.ProcessEvent
         yield _event(Oneof("start", event.StartEvent(pid=1)))
-        out, err, code = await machine.run([request.process.cmd, *request.process.args])
-        for name, data in (("stdout", out), ("stderr", err)):
-            for at in range(0, len(data), 2**16):
-                yield _event(Oneof("data", event.DataEvent(output=Oneof(name, data[at : at + 2**16]))))
-        yield _event(Oneof("end", event.EndEvent(exit_code=code, exited=True, status="exit status")))
+        async with contextlib.aclosing(machine.stream([request.process.cmd, *request.process.args])) as said:
+            async for _, piece in said:
+                if isinstance(piece, int):
+                    yield _event(Oneof("end", event.EndEvent(exit_code=piece, exited=True, status="exited")))
+                else:
+                    yield _event(Oneof("data", event.DataEvent(output=Oneof("stdout", piece))))
 
     async def send_signal(self, request: Any, ctx: Any, /) -> Any:
         """Accepted."""

@@ -1,5 +1,5 @@
-"""An API server with the agent-sandbox controller's resources, and the sandbox router with its python runtime, as
-SDK 1.0.8 has them; the pods are folders."""
+"""An API server with the agent-sandbox controller's resources, and the sandbox router with its python
+runtime, as SDK 1.0.8 has them; the pods are folders."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ class FakeKubernetes:
         if machine is None:
             return Response(502, {"detail": "could not connect to the sandbox"})
         if request.path == "/execute":
-            out, err, code = await machine.run(shlex.split(request.json["command"]))
-            said = {"stdout": out.decode(), "stderr": err.decode(), "exit_code": code}
+            out, code = await machine.run(shlex.split(request.json["command"]))
+            said = {"stdout": out.decode(), "stderr": "", "exit_code": code}
             return Response(200, said)
         if request.path == "/upload":
             name, data = request.upload()

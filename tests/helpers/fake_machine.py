@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from rollwright.sandbox.files import remove_tree
@@ -24,8 +25,8 @@ class FakeMachine:
         """The lifetime asked for last."""
         self.paused = False
 
-    async def run(self, argv: list[str]) -> tuple[bytes, bytes, int]:
-        """Standard output, standard error, exit code."""
+    async def stream(self, argv: list[str]) -> AsyncIterator[tuple[str, bytes | int]]:
+        """Pieces of "stdout" as they come, then its "exit"; who stops listening ends the process."""
         environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "VENDOR_SECRET": "x"}
         process = await asyncio.create_subprocess_exec(
             *argv,
@@ -33,10 +34,27 @@ class FakeMachine:
             env=environment,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
         )
-        out, err = await process.communicate()
-        return out, err, process.returncode or 0
+        assert process.stdout is not None
+        try:
+            while piece := await process.stdout.read(2**16):
+                yield "stdout", piece
+            yield "exit", await process.wait()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.communicate()  # else asyncio keeps the pipe open
+
+    async def run(self, argv: list[str]) -> tuple[bytes, int]:
+        """Standard output and exit code."""
+        out, code = bytearray(), 0
+        async for _, piece in self.stream(argv):
+            if isinstance(piece, int):
+                code = piece
+            else:
+                out += piece
+        return bytes(out), code
 
     def processes(self) -> list[int]:
         """Those whose folder is in this machine."""

@@ -44,7 +44,9 @@ def package(name: str, extra: str) -> str | None:
 NEEDS: Mapping[str, Callable[[], str | None]] = {
     "bubblewrap": bubblewrap,
     "chromium": chromium,
+    "e2b": partial(package, "e2b", "e2b"),
     "grammar": partial(package, "llguidance", "grammar"),
+    "kubernetes-sandbox": partial(package, "kubernetes-asyncio", "kubernetes-sandbox"),
     "reasoning-gym": partial(package, "reasoning-gym", "reasoning-gym"),
     "tokenizers": partial(package, "tokenizers", "hf"),
     "transformers": partial(package, "transformers", "hf"),

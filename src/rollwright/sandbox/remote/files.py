@@ -7,6 +7,7 @@ exception here.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable
 from typing import Protocol
 
@@ -34,7 +35,8 @@ class RemoteFiles:
         await self._done(self._sandbox.trusted("write", data, path=path), path)
 
     async def list(self, path: str = "") -> list[str]:
-        return list((await self._done(self._sandbox.trusted("list", path=path), path)).paths)
+        names = (await self._done(self._sandbox.trusted("list", path=path), path)).data
+        return os.fsdecode(names).split("\0") if names else []
 
     async def remove(self, path: str) -> None:
         await self._done(self._sandbox.trusted("remove", path=path), path)

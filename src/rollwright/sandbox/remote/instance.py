@@ -254,7 +254,10 @@ class RemoteSandbox:
             except HelperGone:  # the agent ended it; what it held of the request may be lost with it
                 if data is not None:
                     arguments |= await self._guarded(self._line.upload(data))
-                return await self._request(operation, TRUSTED_SECONDS, arguments)
+                try:
+                    return await self._request(operation, TRUSTED_SECONDS, arguments)
+                except HelperGone as gone:
+                    raise SandboxError(f"sandbox {self.id}: {operation} failed twice: {gone}") from gone
 
     async def _call(self, operation: str, within: float, **arguments: Json) -> ExecResult:
         async with self._turn:
@@ -316,7 +319,7 @@ class RemoteSandbox:
 
     async def _restart(self) -> None:
         try:
-            await self._guarded(self._line.start(fresh=False))
+            await self._guarded(self._line.start())
         except SandboxError as error:
             if isinstance(error, SandboxLost):
                 raise

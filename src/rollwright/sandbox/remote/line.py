@@ -58,7 +58,6 @@ class Reply(msgspec.Struct, kw_only=True):
     rows: tuple[tuple[Cell, ...], ...] = ()
     data: bytes | None = None
     """In base64 on the wire."""
-    paths: tuple[str, ...] = ()
     kind: Literal["", "missing", "refused", "error"] = ""
     """What touching a file failed with."""
     errno: Int | None = None
@@ -90,18 +89,17 @@ class Line:
         self.work = ""
         """The working folder, as the machine names it."""
 
-    async def start(self, *, fresh: bool) -> None:
-        """Start the helper; on a `fresh` machine, put it there first. Raises `SandboxUnavailable` where the
-        machine cannot run it."""
-        if fresh:
-            made = await self._run(f"mkdir -p {FOLDER}", ASK_SECONDS)
-            if made is None:
-                raise SandboxUnavailable(f"{self._machine.id}: cannot make {FOLDER} where its commands start")
-            await asked(
-                self._clock,
-                f"uploading the helper to {self._machine.id}",
-                lambda timeout: self._machine.write(_PROGRAM, bundle(), timeout=timeout),
-            )
+    async def start(self) -> None:
+        """Put the helper there, again where the agent may have touched it, and start it; one that runs ends.
+        Raises `SandboxUnavailable` where the machine cannot run it."""
+        made = await self._run(f"mkdir -p {FOLDER}", ASK_SECONDS)
+        if made is None:
+            raise SandboxUnavailable(f"{self._machine.id}: cannot make {FOLDER} where its commands start")
+        await asked(
+            self._clock,
+            f"uploading the helper to {self._machine.id}",
+            lambda timeout: self._machine.write(_PROGRAM, bundle(), timeout=timeout),
+        )
         try:
             line = await self._said(f"start {FOLDER} {self._settings}", ASK_SECONDS)
         except HelperGone as error:
@@ -180,7 +178,12 @@ class Line:
         return _decoded(answer)
 
     async def _said(self, words: str, seconds: float) -> _Line:
-        printed = await self._run(f"{self._python} -I -S {_PROGRAM} {words}", seconds)
+        try:
+            printed = await self._run(f"{self._python} -I -S {_PROGRAM} {words}", seconds)
+        except SandboxError as error:
+            if type(error) is not SandboxError:
+                raise
+            raise HelperGone(str(error)) from error  # it printed more than ours does
         if printed is None:
             raise HelperGone("its program failed or is not there")
         return _decoded(printed.encode("utf-8", "replace"))

@@ -24,16 +24,17 @@ T = TypeVar("T")
 
 
 async def asked(
-    clock: Clock, what: str, ask: Callable[[float], Awaitable[T]], seconds: float = ASK_SECONDS
+    clock: Clock, what: str, ask: Callable[[float], Awaitable[T]], seconds: float | None = None
 ) -> T:
     """What `ask(timeout)` gives. It is asked again, after 0.25, 0.5, 1, … s, at most `TRIES` times in all and
-    not past `seconds`, where the vendor is `Busy` or `Unreachable`.
+    not past `seconds` (else `ASK_SECONDS`), where the vendor is `Busy` or `Unreachable`.
 
     Raises:
         DeadlineExceeded: no answer within `seconds`.
         SandboxUnavailable: it was busy to the end.
         Unreachable: it was not reached to the end.
     """
+    seconds = ASK_SECONDS if seconds is None else seconds
     began, wait = clock.now(), _FIRST_SECONDS
     for tried in range(1, TRIES + 1):
         left = seconds - (clock.now() - began)

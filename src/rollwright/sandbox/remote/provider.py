@@ -186,7 +186,7 @@ class RemoteProvider:
         self._live[machine.id] = sandbox
         try:
             if fresh:
-                await line.start(fresh=True)
+                await line.start()
             if limits.wall_seconds is not None:
                 await sandbox.set_timeout(limits.wall_seconds)
         except BaseException:  # boundary: nothing half-made stays

@@ -64,6 +64,11 @@ def _children(pid: int) -> list[int]:
     return found
 
 
+def _text(said: str) -> str:
+    """What every JSON reader takes."""
+    return said[:2000].encode("utf-8", "replace").decode()
+
+
 class _Job:
     def __init__(self) -> None:
         self.done = threading.Event()
@@ -136,7 +141,8 @@ class Helper:
             "open": self._open,
             "read": lambda path: {"data": read_beneath(self._work, path, self._file)},
             "write": lambda path, data: write_beneath(self._work, path, data, self._file),
-            "list": lambda path: {"paths": list_beneath(self._work, path)},
+            # names need not be text: bytes, with a zero between two
+            "list": lambda path: {"data": os.fsencode("\0".join(list_beneath(self._work, path)))},
             "remove": lambda path: remove_beneath(self._work, path),
             "upload": lambda path, data: unpack_beneath(self._work, data, path, self._bounds),
             "download": lambda path: {"data": pack_beneath(self._work, path, self._bounds)},
@@ -153,6 +159,9 @@ class Helper:
         if operation in ("stop", "continue"):
             self._signal(signal.SIGSTOP if operation == "stop" else signal.SIGCONT)
             return {"state": "done", "reply": {"status": "ok"}}
+        if operation == "end":
+            self._signal(signal.SIGKILL)
+            os._exit(0)
         if operation == "cut":
             self._cut_off(number)
             return {"state": "done", "reply": {"status": "ok"}}
@@ -180,7 +189,7 @@ class Helper:
             except MemoryError:
                 job.reply = {"status": "memory"}
             except Exception as error:  # boundary: whatever it is, the host is told and waits no longer
-                job.reply = {"status": "lost", "stderr": f"{type(error).__name__}: {error}"[:2000]}
+                job.reply = {"status": "lost", "stderr": _text(f"{type(error).__name__}: {error}")}
             finally:
                 with self._guard:
                     self._current = ""
@@ -201,7 +210,12 @@ class Helper:
         except OSError as error:
             kind = "missing" if isinstance(error, FileNotFoundError) else "error"
             kind = "refused" if isinstance(error, PermissionError) else kind
-            return {"status": "error", "kind": kind, "errno": error.errno, "stderr": str(error.strerror)}
+            return {
+                "status": "error",
+                "kind": kind,
+                "errno": error.errno,
+                "stderr": _text(str(error.strerror)),
+            }
         if "data" in reply:
             reply["data"] = base64.b64encode(reply["data"]).decode()
         return {"status": "ok", **reply}
@@ -221,7 +235,7 @@ class Helper:
             self._end(kind)
             return {"status": "timeout"}
         except (EOFError, OSError, ValueError, KeyError) as error:
-            return self._gone(self._end(kind), str(error))
+            return self._gone(self._end(kind), _text(str(error)))
 
     @staticmethod
     def _gone(code: int, why: str) -> Reply:
@@ -306,6 +320,7 @@ def start(folder: str, settings: str) -> str:
     here = Path.cwd()
     os.makedirs(WORK, mode=0o700, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
+        _dismiss()
         os.unlink(SOCKET)
     sys.path[0] = str(here / Path(sys.path[0]).name)  # where its workers find the program, from any folder
     listener = socket.socket(socket.AF_UNIX)
@@ -319,6 +334,15 @@ def start(folder: str, settings: str) -> str:
     os.wait()
     python = list(sys.version_info[:2])
     return json.dumps({"state": "ready", "python": python, "work": str(here / WORK)})
+
+
+def _dismiss() -> None:
+    """End the helper that may still listen."""
+    with contextlib.suppress(ConnectionError, EOFError, TimeoutError), socket.socket(socket.AF_UNIX) as there:
+        there.settimeout(2.0)
+        there.connect(SOCKET)
+        send(there, json.dumps({"op": "end"}).encode())
+        receive(there, 64)
 
 
 def _become(folder: Path, listener: socket.socket, settings: Reply) -> None:
