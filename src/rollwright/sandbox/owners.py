@@ -28,6 +28,8 @@ __all__ = ["Entry", "Owner", "Reaped", "Registry", "alive", "reap", "reap_all", 
 
 _RECORD = "owners.jsonl"
 _WORKERS = "workers"
+_AT_ONCE = 64
+"""Dead providers whose records one reaper holds at the same time."""
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,15 +165,26 @@ def reap_all(folder: Path | None = None, *, clock: Clock | None = None) -> Reape
         except FileNotFoundError:
             continue
         living = [Path(each.provider.root) for each in found if each.provider.living]
-        for each in found:
-            if not each.provider.living:
-                with _held(each.path) as mine:
-                    if mine and read(each.path) is not None:
-                        gone += _reap_provider(each, living, registry, clock or SystemClock())
+        dead = [each for each in found if not each.provider.living]
+        for first in range(0, len(dead), _AT_ONCE):
+            gone += _reap_some(dead[first : first + _AT_ONCE], living, registry, clock or SystemClock())
     return gone
 
 
-def _reap_provider(each: Recorded, living: Sequence[Path], registry: Registry, clock: Clock) -> Reaped:
+def _reap_some(dead: Sequence[Recorded], living: Sequence[Path], registry: Registry, clock: Clock) -> Reaped:
+    """Those of `dead` that no other reaper holds, and their records."""
+    gone, done = Reaped(), list[Recorded]()
+    with contextlib.ExitStack() as held:
+        for each in dead:
+            if held.enter_context(_held(each.path)) and read(each.path) is not None:
+                gone += _reap_provider(each, living, clock)
+                done.append(each)
+        if done:
+            registry.forget([each.path for each in done], [Path(each.provider.root) for each in done])
+    return gone
+
+
+def _reap_provider(each: Recorded, living: Sequence[Path], clock: Clock) -> Reaped:
     """Remove what one dead provider left; `living` are the roots of those that live."""
     root, here = Path(each.provider.root), each.provider.here
     gone = Reaped(owners=(each.provider.label or each.provider.root,))
@@ -188,13 +201,7 @@ def _reap_provider(each: Recorded, living: Sequence[Path], registry: Registry, c
             mounts = remains.unmount_below([root], besides=living) + remains.unmount_below(own, besides=inner)
             gone += Reaped(mounts=mounts)
         gone += _reap_folders(root, empty=root not in living)
-    gone += Reaped(folders=0 if inner else sum(map(remains.remove_folder, own)))
-    with contextlib.suppress(FileNotFoundError), registry.locked():
-        if not any(other.provider.root == str(root) for other in registry.records() if other.provider.living):
-            with contextlib.suppress(OSError):
-                root.rmdir()  # what is in it is not recorded, and stays
-    registry.remove(each.path)
-    return gone
+    return gone + Reaped(folders=0 if inner else sum(map(remains.remove_folder, own)))
 
 
 def _end_helper(helper: Helper) -> int:

@@ -14,14 +14,15 @@ import fcntl
 import os
 import stat
 import tempfile
+import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from rollwright.clock import Clock, SystemClock
-from rollwright.errors import SandboxUnavailable
+from rollwright.errors import SandboxError, SandboxUnavailable
 from rollwright.sandbox import processes
 from rollwright.wire import SCHEMA
 
@@ -117,7 +118,9 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Entry:
-    """A living provider's record. Its methods cost one write each and may be called from any thread."""
+    """A living provider's record. Its methods cost one write each and may be called from any thread; what is
+    said after `leave` is dropped. Those that say what is about to be raise `SandboxError` where it cannot be
+    written."""
 
     def __init__(self, registry: Registry, provider: Provider) -> None:
         self.id = provider.id
@@ -125,6 +128,7 @@ class Entry:
         self._registry, self._provider = registry, provider
         self._path = registry.folder / (provider.id + SUFFIX)
         self._file, self._round_at = -1, _ROUND_BYTES
+        self._turn = threading.Lock()
 
     def add_process(self, pid: int) -> None:
         """A process of the provider's own that runs; it goes with its session, if it leads one."""
@@ -148,17 +152,25 @@ class Entry:
 
     def leave(self) -> None:
         """Nothing is left: take the record away; idempotent."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        with self._turn:
+            file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
             self._registry.remove(self._path)
 
     def _say(self, line: Line) -> None:
-        if self._file < 0:
-            return  # it left; what is said afterwards is about nothing that exists
-        os.write(self._file, msgspec.json.encode(line) + b"\n")
-        if os.fstat(self._file).st_size > self._round_at:
-            self._rewrite()
+        with self._turn:
+            if self._file < 0:
+                return
+            try:
+                os.write(self._file, msgspec.json.encode(line) + b"\n")
+                if os.fstat(self._file).st_size > self._round_at:
+                    self._rewrite()
+            except OSError as error:
+                raise SandboxError(
+                    f"{self._path}, where sandboxes are written down, cannot be written ({error.strerror}): "
+                    "make room there"
+                ) from error
 
     def open(self) -> None:
         """Put the record there; the registry calls it, locked."""
@@ -236,6 +248,20 @@ class Registry:
         """Take a record away, and the folder with the last one."""
         with contextlib.suppress(FileNotFoundError), self.locked():
             path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self.folder.rmdir()
+
+    def forget(self, paths: Sequence[Path], roots: Sequence[Path]) -> None:
+        """Take records of the dead away, and their root folders where those are empty and no living provider
+        has entered with them; what is in one is not recorded, and stays."""
+        with contextlib.suppress(FileNotFoundError), self.locked():
+            living = {each.provider.root for each in self.records() if each.provider.living}
+            for root in roots:
+                if str(root) not in living:
+                    with contextlib.suppress(OSError):
+                        root.rmdir()
+            for path in paths:
+                path.unlink(missing_ok=True)
             with contextlib.suppress(OSError):
                 self.folder.rmdir()
 

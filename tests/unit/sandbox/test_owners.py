@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollwright.clock import SystemClock
-from rollwright.errors import SandboxUnavailable
+from rollwright.errors import SandboxError, SandboxUnavailable
 from rollwright.sandbox import owners, processes, registry, remains
 from rollwright.sandbox.owners import Reaped, Registry, reap_all
 
@@ -274,7 +274,42 @@ def test_a_record_forgets_what_is_gone(tmp_path: Path, folder: Path, monkeypatch
     entry.leave()
 
 
-def test_two_reapers_at_once_do_each_thing_once(tmp_path: Path, folder: Path) -> None:
+def test_many_threads_say_and_nothing_is_lost(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_ROUND_BYTES", 1000)
+    entry = Registry(folder).enter(backend="native", root=tmp_path / "root")
+
+    def say(name: str) -> None:
+        for i in range(100):
+            entry.sandbox(f"{name}{i}", "r")
+            if i:
+                entry.gone(f"{name}{i}")
+
+    threads = [threading.Thread(target=say, args=(name,)) for name in "abc"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = registry.read(folder / f"{entry.id}.jsonl")
+    assert found is not None and sorted(made.id for made in found.sandboxes) == ["a0", "b0", "c0"]
+    entry.leave()
+
+
+def test_a_full_disk_is_told(tmp_path: Path, folder: Path) -> None:
+    entry = Registry(folder).enter(backend="native", root=tmp_path / "root")
+    os.close(entry._file)
+    entry._file = os.open("/dev/full", os.O_WRONLY)
+    with pytest.raises(SandboxError, match="make room"):
+        entry.sandbox("one", "r")
+    entry.leave()
+    assert not folder.exists()
+
+
+def test_two_reapers_at_once_do_each_thing_once(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owners, "_AT_ONCE", 5)
     for i in range(12):
         root = tmp_path / f"root{i}"
         entry = Registry(folder).enter(backend="native", root=root)
