@@ -27,7 +27,7 @@ from rollwright.sandbox import processes
 from rollwright.wire import SCHEMA
 
 SUFFIX = ".jsonl"
-_ROUND_BYTES = 256 * 2**10
+_ROUND_BYTES = 64 * 2**10
 """Size at which a record is written anew without what is gone, if that is most of it."""
 _LOCK_SECONDS, _PAUSE_SECONDS = 10.0, 0.01
 _TRIES = 100
@@ -127,7 +127,7 @@ class Entry:
         """Names cgroups and folders, so that no two providers' are the same."""
         self._registry, self._provider = registry, provider
         self._path = registry.folder / (provider.id + SUFFIX)
-        self._file, self._round_at = -1, _ROUND_BYTES
+        self._file, self._size, self._round_at = -1, 0, _ROUND_BYTES
         self._turn = threading.Lock()
 
     def add_process(self, pid: int) -> None:
@@ -163,8 +163,8 @@ class Entry:
             if self._file < 0:
                 return
             try:
-                os.write(self._file, msgspec.json.encode(line) + b"\n")
-                if os.fstat(self._file).st_size > self._round_at:
+                self._size += os.write(self._file, msgspec.json.encode(line) + b"\n")
+                if self._size > self._round_at:
                     self._rewrite()
             except OSError as error:
                 raise SandboxError(
@@ -192,7 +192,8 @@ class Entry:
             before, self._file = self._file, os.open(draft, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             draft.replace(self._path)
             os.close(before)
-        self._round_at = max(_ROUND_BYTES, 2 * os.fstat(self._file).st_size)
+        self._size = os.fstat(self._file).st_size
+        self._round_at = max(_ROUND_BYTES, 2 * self._size)
 
 
 class Registry:
