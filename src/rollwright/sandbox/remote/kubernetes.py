@@ -162,8 +162,8 @@ class KubernetesMachine:
                     body={"spec": {"lifecycle": lifecycle}},
                     _content_type="application/merge-patch+json",
                 )
-            except Exception as error:
-                if getattr(error, "status", None) == 404:  # boundary: only looked at, raised on
+            except Exception as error:  # boundary: only looked at, and raised on
+                if getattr(error, "status", None) == 404:
                     raise SandboxLost(f"{self.id}: its claim is gone") from error
                 raise
 

@@ -68,7 +68,7 @@ def abandoned(found: Mapping[str, str]) -> bool:
 def _fitting(owner: str) -> str:
     """`owner` as a label's value; one that had to be changed ends in a digest of what it was."""
     plain = re.sub(r"[^A-Za-z0-9._-]", "-", owner).strip("-._")[:63].strip("-._")
-    if plain == owner:
+    if plain and plain == owner:
         return plain
     digest = hashlib.sha256(owner.encode("utf-8", "replace")).hexdigest()[:8]
     return f"{plain[:54].strip('-._') or 'owner'}-{digest}"
