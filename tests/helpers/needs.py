@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -34,6 +36,15 @@ def bubblewrap() -> str | None:
     return None
 
 
+@cache
+def namespaces() -> str | None:
+    """Why no user namespace can be made; None where one can."""
+    code = "import ctypes, sys; sys.exit(ctypes.CDLL(None).unshare(0x10000000) != 0)"
+    if subprocess.run([sys.executable, "-I", "-S", "-c", code], check=False).returncode:
+        return "this machine allows no user namespaces (sysctl user.max_user_namespaces, AppArmor, seccomp)"
+    return None
+
+
 def package(name: str, extra: str) -> str | None:
     """Why a package cannot be imported; None where it can."""
     if find_spec(name.replace("-", "_")) is None:
@@ -47,6 +58,7 @@ NEEDS: Mapping[str, Callable[[], str | None]] = {
     "e2b": partial(package, "e2b", "e2b"),
     "grammar": partial(package, "llguidance", "grammar"),
     "kubernetes-sandbox": partial(package, "kubernetes-asyncio", "kubernetes-sandbox"),
+    "namespaces": namespaces,
     "reasoning-gym": partial(package, "reasoning-gym", "reasoning-gym"),
     "tokenizers": partial(package, "tokenizers", "hf"),
     "transformers": partial(package, "transformers", "hf"),
