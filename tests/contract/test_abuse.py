@@ -25,7 +25,7 @@ BACKENDS = [
     pytest.param("bubblewrap", marks=pytest.mark.needs("namespaces", "bubblewrap")),
 ]
 OPEN = {
-    *("host_files", "host_environment", "roots_of_processes", "another_sandbox_s_files"),
+    *("host_files", "host_environment", "roots_of_processes", "files_of_another_sandbox"),
     *("tcp_to_the_host", "udp_to_the_host", "abstract_socket", "socket_with_a_path"),
     *("signals_to_a_process_of_the_host", "signals_to_everybody", "shared_memory_of_the_host"),
     *("memory_of_many_processes", "two_hundred_megabytes_in_files", "five_thousand_files"),

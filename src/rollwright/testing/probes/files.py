@@ -277,7 +277,7 @@ async def settings_of_the_machine(provider: SandboxProvider) -> Observation:
 
 
 @probe
-async def another_sandbox_s_files(provider: SandboxProvider) -> Observation:
+async def files_of_another_sandbox(provider: SandboxProvider) -> Observation:
     """What a sandbox beside it wrote."""
     async with attacked(provider) as victim, attacked(provider) as sandbox:
         await victim.files.write("note", b"the neighbour's secret")

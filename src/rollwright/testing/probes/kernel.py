@@ -156,11 +156,11 @@ inside(gains)
     "restarting_the_machine": """
 inside(lambda: call(n.reboot, 0, 0, 0, None) == 0 or errno() not in (1, 38))
 """,
-    "the_machine_s_name": """
+    "name_of_the_machine": """
 name = os.uname().nodename.encode()
 inside(lambda: call(n.sethostname, name, len(name)) == 0)
 """,
-    "the_kernel_s_log": "inside(lambda: call(n.syslog, 3, ctypes.create_string_buffer(64), 64) >= 0)",
+    "log_of_the_kernel": "inside(lambda: call(n.syslog, 3, ctypes.create_string_buffer(64), 64) >= 0)",
     "swap": "inside(lambda: call(n.swapoff, b'/nowhere') == 0 or errno() not in (1, 38))",
     "sockets_of_the_crypto_layer": """
 def makes(*arguments):

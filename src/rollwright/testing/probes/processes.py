@@ -201,7 +201,7 @@ async def signals_to_everybody(provider: SandboxProvider) -> Observation:
 
 
 @probe
-async def another_sandbox_s_interpreter(provider: SandboxProvider) -> Observation:
+async def interpreter_of_another_sandbox(provider: SandboxProvider) -> Observation:
     """SIGKILL to the interpreter of a sandbox beside it."""
     async with attacked(provider) as victim, attacked(provider) as sandbox:
         pid = int(await ran(victim, "import os\nkept = 'kept'\nos.getpid()"))
