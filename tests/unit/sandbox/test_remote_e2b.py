@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rollwright.clock import SystemClock
 from rollwright.errors import MissingExtra, SandboxError, SandboxLost, SandboxUnavailable
 from rollwright.sandbox.base import SandboxProvider, State
+from rollwright.sandbox.pool import SandboxPool
 from rollwright.sandbox.remote import owner, patience
 from rollwright.sandbox.remote.config import E2BSandbox
 from rollwright.types import CallStatus, Environment
@@ -248,6 +250,18 @@ async def test_a_lifetime_is_the_vendors_to_keep(fake: "FakeE2B", started: Sandb
     assert fake.machines[sandbox.id].seconds == 161  # ours first, the vendor's when we are dead
     await sandbox.set_timeout(None)
     assert fake.machines[sandbox.id].seconds == 900
+
+
+async def test_a_warm_pool_takes_them(fake: "FakeE2B", started: SandboxProvider) -> None:
+    pool = SandboxPool(started, min_idle=1, max_idle=1, clock=SystemClock())
+    await pool.start()
+    async with asyncio.timeout(20):
+        while pool.stats.idle < 1:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.01)
+    sandbox = await pool.create(Environment(sql="CREATE TABLE t(a)"), owner="r")
+    assert pool.stats.hits == 1 and sandbox.info().owner == "r"
+    assert await sandbox.files.list() == ["data.db"]
+    await pool.close()
 
 
 def test_the_sdk_is_the_one_that_was_read() -> None:

@@ -18,6 +18,7 @@ _MODULES = (
     "sandbox/worker.py",
     "sandbox/remote/inside/ask.py",
     "sandbox/remote/inside/helper.py",
+    "sandbox/remote/inside/limits.py",
 )
 _PACKAGES = ("", "sandbox/", "sandbox/remote/", "sandbox/remote/inside/")
 _MAIN = "from rollwright.sandbox.remote.inside.ask import main\nmain()\n"

@@ -16,18 +16,19 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from rollwright.clock import Clock
 from rollwright.errors import DeadlineExceeded, SandboxError, SandboxLost
+from rollwright.sandbox import archive
 from rollwright.sandbox.base import Guarantees, Info, Limits, Sandbox, Snapshot, State
 from rollwright.sandbox.remote.adapter import Forkable, Machine, Pausable, Unreachable
 from rollwright.sandbox.remote.files import RemoteFiles
 from rollwright.sandbox.remote.line import HelperGone, Line, Reply
 from rollwright.sandbox.remote.patience import asked
 from rollwright.sandbox.remote.snapshot import RemoteSnapshot
-from rollwright.types import CallStatus, ExecResult, Json, RowSet
+from rollwright.types import CallStatus, Environment, ExecResult, Json, RowSet
 
 TRUSTED_SECONDS = 120.0
 """How long touching files or the database for the host may take."""
@@ -240,6 +241,18 @@ class RemoteSandbox:
         if not await self._guarded(self._line.tell("ping")):
             async with self._turn:
                 await self._restart()
+
+    async def adopt(self, environment: Environment, owner: str) -> None:
+        """Put in what an environment holds, for `owner`; the label at the vendor's stays, which says whose
+        process it is of. Raises `SandboxError` where the environment's SQL failed."""
+        self.kinship = replace(self.kinship, owner=owner)
+        if environment.files:
+            files = [(each.path, each.text.encode()) for each in environment.files]
+            await self._files.upload(archive.pack(files))
+        if environment.sql:
+            reply = await self.trusted("open", script=environment.sql)
+            if reply.status is not CallStatus.OK:
+                raise SandboxError(f"the environment's SQL failed: {reply.stderr or reply.status.value}")
 
     async def trusted(self, operation: str, data: bytes | None = None, **arguments: Json) -> Reply:
         """A request that runs no agent code; a helper that was killed is started again for it."""

@@ -40,7 +40,7 @@ from rollwright.sandbox.remote.line import Line
 from rollwright.sandbox.remote.patience import asked
 from rollwright.sandbox.remote.probe import probe
 from rollwright.sandbox.remote.snapshot import RemoteSnapshot
-from rollwright.types import CallStatus, Environment
+from rollwright.types import Environment
 
 _CREATE_SECONDS = 60.0
 """How long `create` waits for room."""
@@ -79,9 +79,10 @@ class RemoteProvider:
         self._maker = Maker(self._branch, self._adopt, self._forget, lease_seconds)
 
     async def start(self) -> None:
+        if self._renewing is not None:
+            return
         await self._vendor.open()
         await self.reap()
-        self._renewing = asyncio.create_task(self._renew())
         sandbox = await self._make(Kinship(owner="probe"), self._limits)
         try:
             found, reached = await probe(
@@ -106,6 +107,7 @@ class RemoteProvider:
             kernel_surface=found.kernel_surface,
         )
         self._demand(self._require, f"; reached: {', '.join(reached)}" if reached else "")
+        self._renewing = asyncio.create_task(self._renew())
 
     def _demand(self, require: Sequence[str], seen: str = "") -> None:
         if missing := self._guarantees.missing(require):
@@ -148,7 +150,7 @@ class RemoteProvider:
             if snapshot is not None:
                 await sandbox.restore(snapshot)
             elif environment is not None:
-                await _furnish(sandbox, environment)
+                await sandbox.adopt(environment, owner)
         except BaseException:  # boundary: nothing half-made stays
             await _killed(sandbox)
             raise
@@ -296,17 +298,6 @@ class RemoteProvider:
                     f"a sandbox could not be killed: {failure}; {self._vendor.name} ends it "
                     f"within {self._lease_seconds:g} s"
                 ) from failure
-
-
-async def _furnish(sandbox: RemoteSandbox, environment: Environment) -> None:
-    """Put in what an environment holds."""
-    if environment.files:
-        packed = archive.pack([(each.path, each.text.encode()) for each in environment.files])
-        await sandbox.files.upload(packed)
-    if environment.sql:
-        reply = await sandbox.trusted("open", script=environment.sql)
-        if reply.status is not CallStatus.OK:
-            raise SandboxError(f"the environment's SQL failed: {reply.stderr or reply.status.value}")
 
 
 async def _killed(sandbox: RemoteSandbox) -> None:

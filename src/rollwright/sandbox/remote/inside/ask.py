@@ -79,7 +79,7 @@ def main() -> None:
     if mode == "ask":
         line = ask(*arguments)
     else:
-        from rollwright.sandbox.remote.inside import helper  # the other modes need more modules
+        from rollwright.sandbox.remote.inside import helper, limits  # the other modes need more modules
 
-        line = {"start": helper.start, "work": helper.work}[mode](*arguments)
+        line = {"start": helper.start, "work": limits.work}[mode](*arguments)
     sys.stdout.write(line + "\n")

@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import ctypes
 import json
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -40,6 +38,7 @@ from rollwright.sandbox.files import (
     write_beneath,
 )
 from rollwright.sandbox.remote.inside.ask import SOCKET, receive, send
+from rollwright.sandbox.remote.inside.limits import adopt_orphans
 
 WORK = "work"
 """The sandbox's working folder, beside the socket."""
@@ -48,11 +47,6 @@ _START_SECONDS = 20.0
 _SWEEPS = 50
 
 Reply = dict[str, Any]
-
-
-def _adopt_orphans() -> None:
-    """What a killed process leaves behind becomes a child of ours (PR_SET_CHILD_SUBREAPER)."""
-    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
 
 
 def _children(pid: int) -> list[int]:
@@ -357,46 +351,7 @@ def _become(folder: Path, listener: socket.socket, settings: Reply) -> None:
             os.dup2(source, standard)
         os.closerange(3, kept)
         os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
-        _adopt_orphans()
+        adopt_orphans()
         Helper(folder, settings).serve(listener)
     finally:
         os._exit(70)
-
-
-def work(descriptor: str, settings: str) -> str:
-    """Be a worker: limits first, then serve until the helper closes its end."""
-    _adopt_orphans()
-    limits = json.loads(settings)
-    given = int(descriptor)
-    if given != 3:
-        os.dup2(given, 3, inheritable=False)
-    os.set_inheritable(3, False)
-    os.closerange(4, os.sysconf("SC_OPEN_MAX"))
-    wanted = {
-        resource.RLIMIT_CPU: limits["cpu_seconds"],
-        resource.RLIMIT_AS: limits["memory_bytes"],
-        resource.RLIMIT_FSIZE: limits["file_bytes"],
-        resource.RLIMIT_NOFILE: 256,
-        resource.RLIMIT_CORE: 0,
-    }
-    if os.geteuid() != 0:  # root is exempt; of another user the kernel counts all processes and threads
-        wanted[resource.RLIMIT_NPROC] = _processes_of(os.geteuid()) + limits["processes"]
-    for kind, value in wanted.items():
-        hard = resource.getrlimit(kind)[1]
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        # a second between SIGXCPU, which names the cause, and SIGKILL, which doesn't
-        resource.setrlimit(kind, (value, value + (kind == resource.RLIMIT_CPU and hard != value)))
-    del sys.argv[1:], sys.path[0]
-    connection = socket.socket(fileno=3)
-    send(connection, worker.READY)
-    worker.serve(connection, limits["output_bytes"])
-    return ""
-
-
-def _processes_of(user: int) -> int:
-    count = 0
-    for name in filter(str.isdecimal, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            if os.stat(f"/proc/{name}").st_uid == user:
-                count += len(os.listdir(f"/proc/{name}/task"))
-    return count
