@@ -33,6 +33,8 @@ CONTEXT, TURNS, SAMPLED, OBSERVED, DECODING = 40_960, 8, 16, 24, 16
 
 FIRST = 32
 """Tokens of each decoding request before the long prompt arrives."""
+EACH = 1024
+"""Tokens of a decoding request; the next follows it."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Scale:
     rounds: int
 
 
-FULL, QUICK = Scale(32_768, (8192, 32_768), 5), Scale(8192, (8192,), 1)
+FULL, QUICK = Scale(32_768, (8192, 32_768), 3), Scale(8192, (8192,), 1)
 
 
 async def planned(cases: Cases, model: Decoder, history: int) -> None:
@@ -86,23 +88,30 @@ class Heard:
     """It has its first `FIRST` tokens."""
 
     def gaps(self, first: int, last: int) -> list[float]:
-        """Seconds between tokens `first` … `last`."""
-        return np.diff(self.times[first : last + 1]).tolist()
+        """Seconds between tokens `first` … `last`, of the same request each."""
+        found = np.diff(self.times[first : last + 1])
+        return found[~np.isnan(found)].tolist()
 
 
-async def listen(served: Engine, prompt: Ints, tokens: int, name: str, heard: Heard, clock: CpuClock) -> None:
-    """Note when the tokens of a request come."""
-    async for _ in served.stream(prompt, Sampling(max_tokens=tokens), request=name):
-        heard.times.append(clock.now())
-        if len(heard.times) == FIRST:
-            heard.settled.set()
+async def listen(
+    served: Engine, prompt: Ints, tokens: float, name: str, heard: Heard, clock: CpuClock
+) -> None:
+    """Note when the tokens of requests come that follow each other until there are `tokens`."""
+    while len(heard.times) < tokens:
+        sampling, request = Sampling(max_tokens=EACH), f"{name}/{len(heard.times)}"
+        async for _ in served.stream(prompt, sampling, request=request):
+            heard.times.append(clock.now())
+            if len(heard.times) == FIRST:
+                heard.settled.set()
+        heard.times.append(float("nan"))
 
 
 async def beside(
-    served: Engine, ids: list[Ints], long: Ints | None, tokens: int, name: str, clock: CpuClock
+    served: Engine, ids: list[Ints], long: Ints | None, tokens: float, name: str, clock: CpuClock
 ) -> tuple[list[Heard], int, int]:
-    """16 requests decode, and `long` arrives once each has 32 tokens; stops when it is computed. Without it,
-    each decodes `tokens`. Gives when tokens came, and from which to which of them the long prompt was there.
+    """16 requests decode at a time, and `long` arrives once each has 32 tokens; stops when it is computed.
+    Without it, each of the 16 lines has `tokens`. Gives when tokens came, and from which to which of them the
+    long prompt was there.
     """
     heard = [Heard() for _ in ids]
     tasks = [
@@ -112,8 +121,6 @@ async def beside(
     await asyncio.gather(*(each.settled.wait() for each in heard))
     if long is not None:
         await served.generate(long, Sampling(max_tokens=1), request=f"{name}/long")
-        if any(task.done() for task in tasks):
-            raise SystemExit(f"{tokens} tokens were decoded before {len(long)} were computed")
         for task in tasks:
             task.cancel()
     await asyncio.gather(*tasks, return_exceptions=long is not None)
@@ -129,7 +136,7 @@ async def gap(model: Decoder, length: int, scale: Scale) -> list[tuple[float, fl
     for turn in range(scale.rounds):
         ids = prompts(rng, [200] * DECODING, model.vocab)
         (long,) = prompts(rng, [length], model.vocab)
-        busy, first, last = await beside(served, ids, long, CONTEXT // 2, f"{turn}/with", clock)
+        busy, first, last = await beside(served, ids, long, float("inf"), f"{turn}/with", clock)
         ids = prompts(rng, [200] * DECODING, model.vocab)
         alone, _, _ = await beside(served, ids, None, last + 1, f"{turn}/alone", clock)
         gaps = [[g for each in heard for g in each.gaps(first, last)] for heard in (busy, alone)]

@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import re
-import tarfile
-import tempfile
 from collections.abc import Collection, Iterable, Iterator
-from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from rollwright.errors import SandboxError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# what only the host needs is imported where it is used: each module here makes a sandbox a little slower
 
 BLOCK = 512
 NAME_BYTES = 255
@@ -101,6 +102,8 @@ def pack(
 
 
 def _blocks(path: str, member: Member) -> tuple[bytes, ...]:
+    import tarfile
+
     info = tarfile.TarInfo(path)
     info.mode = 0o755 if member.executable or member.data is None else 0o644
     if member.data is None:
@@ -283,6 +286,8 @@ def _damaged(what: str) -> OSError:
 
 def digest(archive: bytes) -> str:
     """SHA-256 in hex."""
+    import hashlib
+
     return hashlib.sha256(archive).hexdigest()
 
 
@@ -292,6 +297,8 @@ def save(archive: bytes, folder: Path) -> Path:
     path = folder / f"sha256-{digest(archive)}.tar"
     if path.exists() and path.read_bytes() == archive:
         return path
+    import tempfile
+
     descriptor, made = tempfile.mkstemp(dir=folder, prefix=".saving-")
     try:
         with open(descriptor, "wb") as file:

@@ -1,39 +1,32 @@
-"""The host's ends of the sockets to the zygote and to its workers.
+"""The host's ends of the sockets to zygotes, agents inside sandboxes, and their workers.
 
-Role: framing, deadlines, death. Neighbours: `local` owns a `ZygoteProcess`, `instance` calls a `Worker`.
+Role: framing, deadlines, death. Neighbours: `launch` and `native` own a `Line`, `instance` calls a `Worker`.
 Invariants: nothing a worker sends makes the host keep more than `reply_bytes`; a reply belongs to the request
-it answers; a worker forked for a caller that went away is ended; when the zygote dies, its workers' process
-groups are killed and every waiting call learns it at once.
+it answers; when the other end of a line dies, every waiting request learns it at once.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
-import signal
 import socket
 import struct
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import msgspec
 
-from rollwright.clock import Clock
-from rollwright.errors import SandboxLost, SandboxUnavailable
-from rollwright.sandbox.base import Limits
+from rollwright.errors import SandboxLost
 from rollwright.sandbox.worker import READY
 from rollwright.types import CallStatus, Json
 
-_BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from rollwright.sandbox.zygote import main; main()"
-_SYSTEM = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin", "/etc/ld.so.cache", "/etc/alternatives")
-_DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
-_ANSWER_SECONDS = 10.0
-"""A zygote that answers nothing for so long counts as dead."""
-
+ANSWER_SECONDS = 10.0
+"""Who answers nothing for so long counts as dead."""
+_MOST = 1 << 18
+"""Bytes of one message of a line."""
+_DESCRIPTORS = 4
 
 _SAID = frozenset({CallStatus.OK, CallStatus.ERROR, CallStatus.TIMEOUT, CallStatus.MEMORY, CallStatus.OUTPUT})
 """What a worker may say of a call; the host itself says the rest."""
@@ -60,6 +53,13 @@ _replies = msgspec.json.Decoder(Reply)
 
 class WorkerGone(Exception):
     """The worker closed its end, or said something no worker says."""
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """The host's end, which does not block, and a worker's."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    return ours, theirs
 
 
 class Worker:
@@ -115,153 +115,115 @@ class Worker:
         self._socket.close()
 
 
-class ZygoteProcess:
-    """The zygote as a subprocess. All methods on one event loop."""
+@dataclass
+class Answer:
+    """What the other end of a line said, and the descriptors that came with it; the taker closes them."""
 
-    def __init__(self, *, confined: bool, log: Path, clock: Clock) -> None:
-        self._confined, self._log, self._clock = confined, log, clock
-        self._process: subprocess.Popen[bytes] | None = None
-        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+    said: dict[str, Any]
+    descriptors: list[int] = field(default_factory=list)
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        while self.descriptors:
+            os.close(self.descriptors.pop())
+
+
+class Line:
+    """Requests over a SEQPACKET socket, one JSON message each way, with descriptors; answered in any order.
+    All methods on one event loop. `unwanted` gets the answers that nobody waits for any more."""
+
+    def __init__(
+        self,
+        end: socket.socket,
+        name: str,
+        *,
+        died: Callable[[], None] = lambda: None,
+        unwanted: Callable[[dict[str, Any]], None] = lambda said: None,
+    ) -> None:
+        self._socket, self._name, self._died, self._unwanted = end, name, died, unwanted
+        self._waiting: dict[int, asyncio.Future[Answer]] = {}
         self._sent = 0
-        self._pids: set[int] = set()
-        self.dead = True
+        self.dead = ""
+        """Why; empty while it stands."""
+        end.setblocking(False)
+        asyncio.get_running_loop().add_reader(end.fileno(), self._readable)
+        self._first = self._expect(0)
 
-    def _settings(self) -> str:
-        interpreter = os.path.realpath(sys.executable)
-        readable = {path for path in (*_SYSTEM, interpreter) if os.path.exists(path)}
-        readable |= {f"{sys.base_prefix}/{part}" for part in ("lib", "lib64", "bin")}
-        return json.dumps(
-            {
-                "confined": self._confined,
-                "readable": sorted(filter(os.path.exists, readable)),
-                "devices": list(filter(os.path.exists, _DEVICES)),
-                "environment": {
-                    "PATH": f"{os.path.dirname(interpreter)}:/usr/bin:/bin",
-                    "LANG": "C.UTF-8",
-                },
-            }
-        )
-
-    async def start(self) -> None:
-        """Raises `SandboxUnavailable` where it doesn't come up."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        source = str(Path(__file__).parents[2])
-        command = [
-            os.path.realpath(sys.executable),
-            "-I",
-            "-S",
-            "-u",
-            "-c",
-            _BOOT,
-            source,
-            str(theirs.fileno()),
-        ]
-        with theirs, self._log.open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: ASYNC220 - once, 1 ms; asyncio would start a thread
-                [*command, self._settings()],
-                pass_fds=[theirs.fileno()],
-                env={"LANG": "C.UTF-8"},
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-        ours.setblocking(False)
-        self._socket = ours
-        self.dead = False
-        asyncio.get_running_loop().add_reader(ours.fileno(), self._readable)
-        try:
-            await self._answer(self._expect(0))
-        except SandboxLost as error:
-            await self.close()
-            said = self._log.read_text(errors="replace")[-2000:].strip()
-            raise SandboxUnavailable(
-                f"the sandbox zygote did not start; it said: {said or 'nothing'}"
-            ) from error
+    async def ready(self) -> dict[str, Any]:
+        """What the other end says first. Raises `SandboxLost` where it dies before."""
+        return (await self.answer(self._first)).said
 
     def _readable(self) -> None:
         while not self.dead:
+            descriptors: list[int] = []
             try:
-                data = self._socket.recv(1 << 16)
+                data, descriptors, _, _ = socket.recv_fds(self._socket, _MOST, _DESCRIPTORS)
             except BlockingIOError:
                 return
             except OSError:
                 data = b""
-            if not data:
-                self._die()
+            try:
+                said = json.loads(data)
+                waiting = self._waiting.pop(said["n"])
+            except (ValueError, KeyError, TypeError):  # empty, or nothing that the other end would say
+                Answer({}, descriptors).close()
+                self.die(f"{self._name} died")
                 return
-            reply = json.loads(data)
-            waiting = self._waiting.pop(reply["n"])
-            if "pid" in reply and reply["n"]:
-                self._pids.add(reply["pid"])
-            if not waiting.done():
-                waiting.set_result(reply)
-            elif "pid" in reply:
-                self._send({"op": "end", "pid": reply["pid"]})  # nobody waits for that worker any more
+            answer = Answer(said, descriptors)
+            if waiting.done():
+                answer.close()
+                self._unwanted(said)
+            else:
+                waiting.set_result(answer)
 
-    def _expect(self, number: int) -> asyncio.Future[dict[str, Any]]:
-        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+    def _expect(self, number: int) -> asyncio.Future[Answer]:
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         future.add_done_callback(lambda done: done.cancelled() or done.exception())  # may be nobody's
         self._waiting[number] = future
         return future
 
-    def _send(
-        self, request: dict[str, Json], descriptors: tuple[int, ...] = ()
-    ) -> asyncio.Future[dict[str, Any]]:
+    def send(
+        self, operation: str, descriptors: tuple[int, ...] = (), **arguments: Json
+    ) -> asyncio.Future[Answer]:
+        """One request; its answer. The descriptors stay the caller's. Raises `SandboxLost` where it is
+        dead."""
         if self.dead:
-            raise SandboxLost("the sandbox zygote is gone")
+            raise SandboxLost(self.dead)
         self._sent += 1
         future = self._expect(self._sent)
-        if request["op"] == "end":
-            self._pids.discard(int(request["pid"]))
+        data = json.dumps({"n": self._sent, "op": operation, **arguments}).encode()
         try:
-            socket.send_fds(self._socket, [json.dumps({"n": self._sent, **request}).encode()], descriptors)
-        except OSError:
-            self._die()
+            if descriptors:
+                socket.send_fds(self._socket, [data], descriptors)
+            else:
+                self._socket.send(data)
+        except OSError as error:  # also where its buffer is full: it has not read for long
+            self.die(f"{self._name} takes nothing more ({error})")
         return future
 
-    async def _answer(self, future: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
+    async def ask(self, operation: str, descriptors: tuple[int, ...] = (), **arguments: Json) -> Answer:
+        """One request and its answer. Raises `SandboxLost` where none comes."""
+        return await self.answer(self.send(operation, descriptors, **arguments))
+
+    async def answer(self, future: asyncio.Future[Answer]) -> Answer:
+        """Wait for it. Raises `SandboxLost` where it does not come."""
         try:
-            async with asyncio.timeout(_ANSWER_SECONDS):
+            async with asyncio.timeout(ANSWER_SECONDS):
                 return await future
         except TimeoutError:
-            self._die()
-            raise SandboxLost(f"the sandbox zygote did not answer within {_ANSWER_SECONDS:g} s") from None
+            self.die(f"{self._name} did not answer within {ANSWER_SECONDS:g} s")
+            raise SandboxLost(self.dead) from None
 
-    async def fork(self, folder: Path, limits: Limits, reply_bytes: int) -> Worker:
-        """A worker in `folder`. Raises `SandboxLost` where the zygote is dead."""
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        future = None
-        try:
-            with theirs:
-                request = {"op": "fork", "folder": str(folder), "limits": msgspec.to_builtins(limits)}
-                future = self._send(request, (theirs.fileno(),))
-            return Worker((await self._answer(future))["pid"], ours, reply_bytes)
-        except BaseException:  # boundary: whatever ends the wait, socket and process go
-            ours.close()
-            if future is not None and future.done() and not (future.cancelled() or future.exception()):
-                self._send({"op": "end", "pid": future.result()["pid"]})
-            raise
+    def die(self, why: str) -> None:
+        """The other end is gone or useless."""
+        if self.shut(why):
+            self._died()
 
-    async def end(self, pid: int) -> int:
-        """Kill a worker and its descendants: its exit code, negative for the signal that ended it (-9 may
-        be ours). A worker that was ended before gives 0."""
-        return int((await self._answer(self._send({"op": "end", "pid": pid})))["status"])
-
-    def _die(self) -> None:
-        """The zygote is gone or useless: its workers go too. All but escaped ones die with it; this gets
-        their groups."""
-        if self._shut("the sandbox zygote died") and self._process is not None:
-            self._process.kill()
-            for pid in self._pids:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(pid, signal.SIGKILL)
-
-    def _shut(self, why: str) -> bool:
+    def shut(self, why: str) -> bool:
+        """Close this end; False where it was closed before."""
         if self.dead:
             return False
-        self.dead = True
+        self.dead = why
         asyncio.get_running_loop().remove_reader(self._socket.fileno())
         self._socket.close()
         waiting, self._waiting = self._waiting, {}
@@ -269,15 +231,3 @@ class ZygoteProcess:
             if not future.done():
                 future.set_exception(SandboxLost(why))
         return True
-
-    async def close(self) -> None:
-        """End it with all its workers; idempotent."""
-        process, self._process = self._process, None
-        self._shut("the sandbox provider was closed")
-        if process is None:
-            return
-        end = self._clock.now() + _ANSWER_SECONDS
-        while process.poll() is None:
-            if self._clock.now() > end:
-                process.kill()
-            await self._clock.sleep(0.002)

@@ -14,20 +14,23 @@ from pydantic import Field
 from rollwright.clock import Clock
 from rollwright.plugins import PartConfig
 from rollwright.pool.base import Lease
-from rollwright.sandbox.base import Limits, SandboxProvider
-
-GuaranteeName = Literal["fs", "net", "pids", "memory", "disk", "kill", "kernel_surface"]
+from rollwright.sandbox.base import GuaranteeName, Limits, SandboxProvider
 
 
 class _Common(PartConfig):
     cpu_seconds: int = Field(60, ge=1)
     """CPU seconds each process of a sandbox may use in all; a call past it ends with TIMEOUT."""
     memory_mib: int = Field(512, ge=64)
-    """MiB of address space of each process; more ends the call with MEMORY."""
+    """MiB of memory: of all processes together where the guarantee `memory` is enforced, else of address
+    space of each; more ends the call with MEMORY."""
     file_mib: int = Field(32, ge=1)
     """MiB of the largest file that may be written or read."""
+    disk_mib: int = Field(256, ge=1)
+    """MiB of all files together, where the guarantee `disk` is enforced."""
+    files: int = Field(20_000, ge=16)
+    """Files and folders, where the guarantee `disk` is enforced."""
     processes: int = Field(16, ge=1)
-    """Processes of one sandbox; not enforced for root, see the probed guarantee `pids`."""
+    """Processes of one sandbox; see the probed guarantee `pids`."""
     output_kib: int = Field(64, ge=1)
     """KiB (characters) one call may print; more ends it with OUTPUT."""
     max_live: int = Field(256, ge=1)
@@ -39,8 +42,38 @@ class _Common(PartConfig):
             cpu_seconds=self.cpu_seconds,
             memory_bytes=self.memory_mib * 2**20,
             file_bytes=self.file_mib * 2**20,
+            disk_bytes=self.disk_mib * 2**20,
+            files=self.files,
             processes=self.processes,
             output_bytes=self.output_kib * 2**10,
+        )
+
+
+class NativeSandbox(_Common):
+    """Namespaces, an own file system, seccomp, and cgroups where they may be made; Linux, with or without
+    root."""
+
+    type: Literal["native"] = "native"
+    require: tuple[GuaranteeName, ...] = ("fs", "net", "kill", "pids", "disk")
+    """Guarantees that must be enforced, as probed at start; else `SandboxUnavailable`."""
+    networks: tuple[Literal["host"], ...] = ()
+    """Networks that are granted to who asks for them by name, beyond "none" and "loopback"."""
+    live: bool = False
+    """Allow live forks: interpreters may then make namespaces, so walls are weaker and `disk` is not kept."""
+
+    def build(self, root: Path, *, lease: Lease | None = None, clock: Clock | None = None) -> SandboxProvider:
+        """A provider whose zygote and log lie below `root`."""
+        from rollwright.sandbox.native.provider import NativeProvider
+
+        return NativeProvider(
+            root,
+            limits=self.limits(),
+            require=tuple(name for name in self.require if name != "disk") if self.live else self.require,
+            networks=self.networks,
+            live=self.live,
+            max_live=self.max_live,
+            lease=lease,
+            clock=clock,
         )
 
 
@@ -81,30 +114,31 @@ class ProcessSandbox(_Common):
         )
 
 
-class AutoSandbox(LandlockSandbox):
-    """The strongest backend this machine has."""
+class AutoSandbox(_Common):
+    """The strongest backend this machine has: native, else landlock."""
 
-    type: Literal["auto"] = "auto"  # type: ignore[assignment]
+    type: Literal["auto"] = "auto"
+    require: tuple[GuaranteeName, ...] = ("fs", "net", "kill")
+    """Guarantees that must be enforced, as probed at start; else `SandboxUnavailable`."""
     unsafe: bool = False
-    """True allows bare processes where the kernel has no Landlock."""
+    """True allows bare processes where neither works."""
+
+    def candidates(self) -> list[NativeSandbox | LandlockSandbox | ProcessSandbox]:
+        """Local backends, strongest first."""
+        common = self.model_dump(exclude={"type", "unsafe", "require"}, exclude_unset=True)
+        found: list[NativeSandbox | LandlockSandbox | ProcessSandbox] = [
+            NativeSandbox(**common),
+            LandlockSandbox(require=self.require, **common),
+        ]
+        return [*found, ProcessSandbox(unsafe=True, **common)] if self.unsafe else found
 
     def build(self, root: Path, *, lease: Lease | None = None, clock: Clock | None = None) -> SandboxProvider:
-        """Landlock where the kernel has it; else bare processes if `unsafe`, else `SandboxUnavailable`."""
-        from rollwright.errors import SandboxUnavailable
-        from rollwright.sandbox.confine import landlock_abi
-        from rollwright.sandbox.local import LandlockProvider, ProcessProvider, no_landlock
+        """A provider that chooses when it starts."""
+        from rollwright.sandbox.auto import AutoProvider
 
-        if landlock_abi() > 0:
-            return LandlockProvider(
-                root,
-                limits=self.limits(),
-                require=() if self.unsafe else self.require,
-                max_live=self.max_live,
-                lease=lease,
-                clock=clock,
-            )
-        if not self.unsafe:
-            raise SandboxUnavailable(no_landlock())
-        return ProcessProvider(
-            root, unsafe=True, limits=self.limits(), max_live=self.max_live, lease=lease, clock=clock
+        return AutoProvider(
+            [
+                (each.type, each.build(root / each.type, lease=lease, clock=clock))
+                for each in self.candidates()
+            ]
         )

@@ -14,10 +14,12 @@ import errno
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rollwright.sandbox.archive import Bounds, pack, unpack
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _HELD = 64
@@ -39,7 +41,7 @@ class _Walk(contextlib.AbstractContextManager["_Walk"]):
     """Goes down and up below a folder, however deep. It holds the newest `_HELD` folders of the way open and
     opens the others again, from the top."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: str | Path) -> None:
         self._names: list[str] = []
         self._open = {0: os.open(root, _FOLDER)}  # depth → descriptor
 
@@ -85,7 +87,7 @@ class _Walk(contextlib.AbstractContextManager["_Walk"]):
 
 
 @contextlib.contextmanager
-def _parent(root: Path, path: str, *, make: bool) -> Iterator[tuple[int, str]]:
+def _parent(root: str | Path, path: str, *, make: bool) -> Iterator[tuple[int, str]]:
     """Descriptor of the folder that holds `path`, and the last name."""
     *folders, name = _names(path)
     with _Walk(root) as walk:
@@ -118,7 +120,7 @@ def _open_file(name: str, flags: int, folder: int, path: str) -> int:
     return descriptor
 
 
-def read_beneath(root: Path, path: str, limit: int) -> bytes:
+def read_beneath(root: str | Path, path: str, limit: int) -> bytes:
     """Contents of the file.
 
     Raises:
@@ -140,7 +142,7 @@ def _read(name: str, folder: int, path: str, limit: int) -> tuple[bytes, bool]:
     return data, program
 
 
-def write_beneath(root: Path, path: str, data: bytes, limit: int) -> None:
+def write_beneath(root: str | Path, path: str, data: bytes, limit: int) -> None:
     """Replace the file's contents, making folders. Raises as `read_beneath`."""
     if len(data) > limit:
         raise OSError(errno.EFBIG, f"larger than {limit} bytes", path)
@@ -190,7 +192,7 @@ def _found(walk: _Walk, top: Sequence[str]) -> Iterator[_Found]:
         todo += [(depth + bool(name), prefix, each) for each in below]
 
 
-def list_beneath(root: Path, path: str = "") -> list[str]:
+def list_beneath(root: str | Path, path: str = "") -> list[str]:
     """Paths, relative to `root`, of all regular files in that folder and below, sorted; links are left out.
 
     Raises:
@@ -210,7 +212,7 @@ def list_beneath(root: Path, path: str = "") -> list[str]:
     return sorted(listed)
 
 
-def pack_beneath(root: Path, path: str, limit: Bounds) -> bytes:
+def pack_beneath(root: str | Path, path: str, limit: Bounds) -> bytes:
     """That folder's regular files and empty folders as a tar archive, see `archive.pack`; their paths begin
     in it. Links are left out. Raises as `list_beneath`, and `OSError` (EFBIG) beyond `limit`."""
     files: list[tuple[str, bytes]] = []
@@ -234,7 +236,7 @@ def pack_beneath(root: Path, path: str, limit: Bounds) -> bytes:
     return pack(files, folders=folders, executable=programs)
 
 
-def unpack_beneath(root: Path, archive: bytes, path: str, limit: Bounds) -> None:
+def unpack_beneath(root: str | Path, archive: bytes, path: str, limit: Bounds) -> None:
     """Unpack an untrusted tar archive into that folder, making it; files that are there are replaced.
 
     Raises:
@@ -254,7 +256,7 @@ def unpack_beneath(root: Path, archive: bytes, path: str, limit: Bounds) -> None
             _write(names[-1], folder, member.path, member.data, member.executable)
 
 
-def remove_beneath(root: Path, path: str) -> None:
+def remove_beneath(root: str | Path, path: str) -> None:
     """Delete a file, or a folder with all that is in it, while the agent's processes may run.
 
     Raises:
@@ -273,7 +275,7 @@ def remove_beneath(root: Path, path: str) -> None:
             raise PermissionError(errno.EPERM, "not a regular file or folder", path)
 
 
-def remove_tree(path: Path) -> None:
+def remove_tree(path: str | Path) -> None:
     """Delete a folder whose processes are gone; idempotent."""
     try:
         empty_tree(path)
@@ -282,7 +284,7 @@ def remove_tree(path: Path) -> None:
     os.rmdir(path)
 
 
-def empty_tree(path: Path) -> None:
+def empty_tree(path: str | Path) -> None:
     """Delete all that is in a folder whose processes are gone; no depth of folders stops it."""
     os.chmod(path, 0o700)
     with _Walk(path) as walk:

@@ -1,8 +1,8 @@
-"""One sandbox on this machine: a folder, a database process, an interpreter process.
+"""One sandbox on this machine: calls to its interpreter, its database and its programs.
 
-Role: implements `Sandbox` over zygote workers. Neighbours: `local` makes it, tools and rewards call it.
-Invariants: calls run one after another; SQL is answered by a process that never runs agent code, so agent
-Python cannot tamper with what a grader's query returns; a call that had to be cut costs the process that ran
+Role: implements `Sandbox` over a `Place`. Neighbours: `provider` makes it, tools and rewards call it.
+Invariants: calls run one after another; SQL and programs are answered by processes that never run agent
+Python, so it cannot tamper with what a grader is told; a call that had to be cut costs the process that ran
 it, never the files; only failures that the agent cannot bring about raise `SandboxLost`, everything else is a
 status.
 """
@@ -11,242 +11,277 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
-import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 from rollwright.clock import Clock
 from rollwright.errors import SandboxError, SandboxLost
-from rollwright.sandbox import files, owners
-from rollwright.sandbox.base import Guarantees, Limits, Sandbox
-from rollwright.sandbox.channel import Reply, Worker, WorkerGone, ZygoteProcess
-from rollwright.sandbox.worker import DATABASE
-from rollwright.types import CallStatus, Environment, ExecResult, File, Json, RowSet
+from rollwright.sandbox.base import Files, Guarantees, Info, Sandbox, Snapshot, State
+from rollwright.sandbox.channel import Reply, Worker, WorkerGone
+from rollwright.sandbox.place import Kind, Place
+from rollwright.types import CallStatus, Environment, ExecResult, Json, RowSet
 
 _BUILD_SECONDS = 30.0
 _GRACE_SECONDS = 0.5
 """SQL and programs are stopped from inside at their deadline; one that isn't is killed from outside so
 much later."""
-"""Exit code of a child that could not put its walls up."""
-
-
-_USES = 200
-"""Sandboxes one database process serves, each after the other, before it is replaced: its CPU limit is for
-all of them."""
-
-
-@dataclass
-class Slot:
-    """A folder that sandboxes use one after another, with a database process that may outlive the sandbox.
-    The process runs nothing of an agent's but SQL, and is only kept while every statement ended by itself."""
-
-    folder: Path
-    zygote: ZygoteProcess
-    limits: Limits
-    database: Worker | None = None
-    uses: int = 0
-
-    @property
-    def work(self) -> Path:
-        """The sandbox's own folder; the only one its interpreter can write to."""
-        return self.folder / "work"
-
-    def fits(self, zygote: ZygoteProcess, limits: Limits) -> bool:
-        """Whether another sandbox may use it."""
-        return self.zygote is zygote and not zygote.dead and self.limits == limits and self.uses < _USES
-
-
-class _Kind(enum.Enum):
-    DATABASE = "database"
-    INTERPRETER = "interpreter"
+_CPU = -24
+"""Exit code of SIGXCPU."""
 
 
 class LocalSandbox:
-    """See `Sandbox`. Made by a provider, which is told at the end through `on_close`."""
+    """See `Sandbox`. Made by a provider, which makes its forks and is told at the end through `on_end`."""
 
     def __init__(
         self,
-        slot: Slot,
+        place: Place,
         guarantees: Guarantees,
         clock: Clock,
         *,
-        fork: Callable[[LocalSandbox], Awaitable[Sandbox]],
-        on_close: Callable[[LocalSandbox, Slot | None], None],
+        network: str = "none",
+        fork: Callable[[LocalSandbox, Snapshot], Awaitable[LocalSandbox]],
+        adopt: Callable[[LocalSandbox, Place], Awaitable[LocalSandbox]],
+        on_end: Callable[[LocalSandbox], None],
     ) -> None:
-        self.id = uuid.uuid4().hex
-        self.limits = limits = slot.limits
-        self._slot, self._work, self._zygote = slot, slot.work, slot.zygote
-        self._guarantees, self._clock = guarantees, clock
-        self._fork, self._on_close = fork, on_close
-        self._interpreter: Worker | None = None
-        self._opened = self._stained = False
-        self._script = ""
+        self.id, self.limits = place.id, place.limits
+        self.network = network
+        self._place, self._guarantees, self._clock = place, guarantees, clock
+        self._fork, self._adopt, self._on_end = fork, adopt, on_end
+        self._workers: dict[Kind, Worker] = {}
+        self._opened = self._stained = self._paused = self._moved = False
+        self._script, self._owner = "", ""
         self._turn = asyncio.Lock()
         self._lost = ""
-        self._closing: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._timer: asyncio.Task[None] | None = None
         # JSON writes a character as up to six bytes; three texts and the rows of one reply
-        self._said_bytes = 32 * limits.output_bytes
-        self._dump_bytes = max(self._said_bytes, 12 * limits.file_bytes)
+        self._said_bytes = 32 * self.limits.output_bytes
 
     @property
     def guarantees(self) -> Guarantees:
         return self._guarantees
 
-    async def build(self, environment: Environment, owner: str) -> None:
-        """Make what is in it. Raises `SandboxError` where the environment's script fails."""
-        self._slot.uses += 1
-        if self._slot.uses == 1:
-            self._slot.folder.mkdir()
-        owners.record(self._slot.folder, owner, self._clock.wall())
-        if self._slot.uses == 1:
-            self._work.mkdir(mode=0o700)
+    @property
+    def files(self) -> Files:
+        self._check()
+        return self._place.files
+
+    def info(self) -> Info:
+        state = State.KILLED if self._lost else State.PAUSED if self._paused else State.RUNNING
+        return Info(
+            id=self.id,
+            backend=self._place.backend,
+            owner=self._owner,
+            state=state,
+            guarantees=self._guarantees,
+            limits=self.limits,
+            network=self.network,
+            parent=self._place.parent,
+            forked=self._place.forked,
+        )
+
+    async def ping(self) -> None:
+        """Raises `SandboxLost` where it does not stand."""
+        self._check()
+        await self._place.ping()
+
+    async def adopt(self, environment: Environment, owner: str) -> None:
+        """Belong to `owner` and hold `environment`; for a sandbox in which nothing has been done. Raises
+        `SandboxError` where the environment's script fails."""
+        self._owner = owner
+        self._place.owned(owner)
+        if self.limits.wall_seconds is not None:
+            await self.set_timeout(self.limits.wall_seconds)
         for file in environment.files:
-            files.write_beneath(self._work, file.path, file.text.encode(), self.limits.file_bytes)
+            await self._place.files.write(file.path, file.text.encode())
         if environment.sql:
             self._script = environment.sql
             async with self._turn:
-                await self._worker(_Kind.DATABASE)
+                await self._worker(Kind.DATABASE)
 
-    async def exec(self, argv: Sequence[str], *, timeout: float, stdin: str = "") -> ExecResult:
+    async def exec(self, command: Sequence[str] | str, *, timeout: float, stdin: str = "") -> ExecResult:
+        argv = ["sh", "-c", command] if isinstance(command, str) else list(command)
         grace = timeout + _GRACE_SECONDS
-        return await self._call(
-            _Kind.INTERPRETER, grace, "exec", argv=list(argv), stdin=stdin, timeout=timeout
-        )
+        return await self._call(Kind.PROGRAMS, grace, "exec", argv=argv, stdin=stdin, timeout=timeout)
 
     async def run_code(self, code: str, *, timeout: float) -> ExecResult:
-        return await self._call(_Kind.INTERPRETER, timeout, "python", code=code)
+        return await self._call(Kind.INTERPRETER, timeout, "python", code=code)
 
     async def sql(self, query: str, *, timeout: float, parameters: Sequence[Json] = ()) -> ExecResult:
         grace = timeout + _GRACE_SECONDS
         return await self._call(
-            _Kind.DATABASE, grace, "sql", query=query, parameters=list(parameters), timeout=timeout
+            Kind.DATABASE, grace, "sql", query=query, parameters=list(parameters), timeout=timeout
         )
 
-    async def read_file(self, path: str) -> bytes:
-        self._check()
-        return files.read_beneath(self._work, path, self.limits.file_bytes)
-
-    async def write_file(self, path: str, data: bytes) -> None:
-        self._check()
-        files.write_beneath(self._work, path, data, self.limits.file_bytes)
-
-    async def snapshot(self) -> Environment:
-        """Raises `SandboxError` where a file is no text or the database is larger than a file may be."""
+    async def snapshot(self) -> Snapshot:
         async with self._turn:
             self._check()
-            sql, texts, size = "", [], 0
-            for path in files.list_beneath(self._work):
-                if path.partition("-")[0] == DATABASE:
-                    continue  # with its journal
-                data = files.read_beneath(self._work, path, self.limits.file_bytes)
-                size += len(data)
-                if size > 2 * self.limits.file_bytes:
-                    raise SandboxError(f"its files hold more than {2 * self.limits.file_bytes} bytes")
-                try:
-                    texts.append(File(path=path, text=data.decode()))
-                except UnicodeDecodeError as error:
-                    raise SandboxError(f"{path} is not UTF-8 text; a snapshot holds text files") from error
-            if (self._work / DATABASE).exists():
-                await self._worker(_Kind.DATABASE)
-                reply = await self._trusted("dump", limit=self.limits.file_bytes)
-                if reply.status is not CallStatus.OK:
-                    raise SandboxError(f"the database cannot be dumped: {reply.stderr or reply.status.value}")
-                sql = reply.stdout
-            return Environment(files=tuple(texts), sql=sql)
+            return await self._kept()
 
-    async def fork(self) -> Sandbox:
-        return await self._fork(self)
+    async def _kept(self) -> Snapshot:
+        """What is there now. The database is closed for it, and whoever stays is told of a new folder."""
+        if Kind.DATABASE in self._workers and self._opened:
+            await self._trusted("close")
+            self._opened = False
+        snapshot = await self._place.snapshot()
+        if self._place.moves:
+            self._moved = True
+            await self._end(Kind.PROGRAMS)
+        return snapshot
 
-    async def close(self) -> None:
-        # one task, so that a cancelled caller neither stops it nor starts a second
-        if self._closing is None:
-            self._closing = asyncio.create_task(self._close())
-        await asyncio.shield(self._closing)
+    async def restore(self, snapshot: Snapshot) -> None:
+        async with self._turn:
+            self._check()
+            for kind in Kind:
+                await self._end(kind)
+            self._opened = self._moved = False
+            self._script = ""
+            await self._place.restore(snapshot)
 
-    async def _close(self) -> None:
-        self._lost = self._lost or "closed"
-        kept = None
+    async def fork(self, count: int = 1, *, live: bool = False) -> list[Sandbox]:
+        if count < 1:
+            raise ValueError(f"a fork makes at least one sandbox, got {count}")
+        if live:
+            return [await self._branch() for _ in range(count)]
+        snapshot = await self.snapshot()
+        made: list[Sandbox] = []
         try:
-            with contextlib.suppress(SandboxLost):  # a dead zygote took its workers along
-                if self._turn.locked():
-                    for worker in filter(None, (self._interpreter, self._slot.database)):
-                        await self._zygote.end(worker.pid)  # wakes the call in flight
-                    self._stained = True
-            async with self._turn:
-                clean = not self._stained and self._slot.fits(self._zygote, self.limits)
-                for kind in (_Kind.INTERPRETER,) if clean else _Kind:
-                    with contextlib.suppress(SandboxLost):
-                        await self._end(kind)
-            if self._slot.database is not None and not self._zygote.dead:
-                files.empty_tree(self._work)
-                kept = self._slot
-            else:
-                files.remove_tree(self._slot.folder)
+            for _ in range(count):
+                made.append(await self._fork(self, snapshot))
+        except BaseException:  # boundary: all of them or none
+            for each in made:
+                await each.kill()
+            raise
         finally:
-            self._on_close(self, kept)
+            await snapshot.drop()
+        return made
+
+    async def _branch(self) -> Sandbox:
+        async with self._turn:
+            self._check()
+            worker = await self._worker(Kind.INTERPRETER)
+            if self._opened:
+                await self._trusted("close")
+                self._opened = False
+            place, copy = await self._place.branch(worker, self._said_bytes)
+            self._moved = True
+            await self._end(Kind.PROGRAMS)
+        branch = await self._adopt(self, place)
+        branch._workers[Kind.INTERPRETER] = copy
+        return branch
+
+    async def pause(self) -> None:
+        self._check()
+        await self._place.freeze(True)
+        self._paused = True
+
+    async def resume(self) -> None:
+        self._check()
+        await self._place.freeze(False)
+        self._paused = False
+
+    async def set_timeout(self, seconds: float | None) -> None:
+        self._check()
+        if seconds is not None and not seconds > 0:
+            raise ValueError(f"a sandbox lives more than 0 seconds, got {seconds}")
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if seconds is not None:
+            self._timer = asyncio.create_task(self._expire(seconds))
+
+    async def _expire(self, seconds: float) -> None:
+        await self._clock.sleep(seconds)
+        self._timer = None
+        self._lost = self._lost or f"its {seconds:g} s were over"
+        await self.kill()
+
+    async def kill(self) -> None:
+        # one task, so that a cancelled caller neither stops it nor starts a second
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._kill())
+        await asyncio.shield(self._ending)
+
+    async def _kill(self) -> None:
+        self._lost = self._lost or "killed"
+        if self._timer is not None:
+            self._timer.cancel()
+        try:
+            if self._turn.locked():  # wake the call in flight
+                self._stained = True
+                for worker in tuple(self._workers.values()):
+                    with contextlib.suppress(SandboxLost):
+                        await self._place.end(worker)
+            async with self._turn:
+                if self._stained:
+                    await self._forget(Kind.DATABASE)
+                for kind in (Kind.INTERPRETER, Kind.PROGRAMS):
+                    await self._forget(kind)
+                database = self._workers.pop(Kind.DATABASE, None)
+                await self._place.leave(clean=not self._stained)
+                if self._stained and database is not None:
+                    database.close()
+        finally:
+            self._on_end(self)
+
+    async def _forget(self, kind: Kind) -> None:
+        with contextlib.suppress(SandboxLost):
+            await self._end(kind)
 
     def _check(self) -> None:
-        if not self._lost and self._zygote.dead:
-            self._lost = "its zygote died"
+        if not self._lost:
+            self._lost = self._place.lost
         if self._lost:
             raise SandboxLost(f"sandbox {self.id}: {self._lost}")
 
-    async def _worker(self, kind: _Kind) -> Worker:
-        if kind is _Kind.INTERPRETER:
-            if self._interpreter is None:
-                self._interpreter = await self._started(self._work, self._said_bytes)
-            return self._interpreter
-        if self._slot.database is None:
-            self._opened = False
-            self._slot.database = await self._started(self._slot.folder, self._dump_bytes)
-        if not self._opened:
+    async def _worker(self, kind: Kind) -> Worker:
+        if (worker := self._workers.get(kind)) is None:
+            if kind is Kind.DATABASE:
+                self._opened = False
+            worker = self._workers[kind] = await self._started(kind)
+        if kind is Kind.DATABASE and not self._opened:
             script, self._script = self._script, ""
-            reply = await self._trusted("open", folder=str(self._work), script=script)
+            reply = await self._trusted("open", folder=self._place.work, script=script)
             if reply.status is not CallStatus.OK:
                 raise SandboxError(f"the environment's SQL failed: {reply.stderr or reply.status.value}")
             self._opened = True
-        return self._slot.database
+        return worker
 
-    async def _started(self, folder: Path, reply_bytes: int) -> Worker:
-        worker = await self._zygote.fork(folder, self.limits, reply_bytes)
+    async def _started(self, kind: Kind) -> Worker:
+        worker = await self._place.fork(kind, self._said_bytes)
         try:
-            owners.record_worker(self._slot.folder, worker.pid)
             async with asyncio.timeout(_BUILD_SECONDS):
                 await worker.ready()
             self._check()
         except (WorkerGone, TimeoutError) as error:
             worker.close()
-            code = await self._zygote.end(worker.pid)
+            code = await self._place.end(worker)
             self._lost = f"a worker could not be started: ended with {code} ({error or 'no answer'})"
             raise SandboxLost(f"sandbox {self.id}: {self._lost}") from error
         except BaseException:  # boundary: closed or failed meanwhile; the worker goes
             worker.close()
-            await self._zygote.end(worker.pid)
+            await self._place.end(worker)
             raise
         return worker
 
-    async def _end(self, kind: _Kind) -> int:
+    async def _end(self, kind: Kind) -> int:
         """End that process if there is one; its exit code."""
-        if kind is _Kind.INTERPRETER:
-            worker, self._interpreter = self._interpreter, None
-        else:
-            worker, self._slot.database = self._slot.database, None
+        worker = self._workers.pop(kind, None)
         if worker is None:
             return 0
         try:
-            return await self._zygote.end(worker.pid)
+            return await self._place.end(worker)
         finally:
             worker.close()
 
-    async def _call(self, kind: _Kind, within: float, operation: str, /, **arguments: Json) -> ExecResult:
+    async def _call(self, kind: Kind, within: float, operation: str, /, **arguments: Json) -> ExecResult:
         """One request with its deadline; however it ends, the next call finds a worker in step or none."""
         async with self._turn:
             began = self._clock.now()
             self._check()
             try:
                 worker = await self._worker(kind)
+                if kind is Kind.INTERPRETER and self._moved:
+                    arguments["moved"], self._moved = self._place.work, False
                 async with asyncio.timeout(within):
                     reply = await worker.call(operation, **arguments)
             except TimeoutError:
@@ -257,11 +292,13 @@ class LocalSandbox:
             except asyncio.CancelledError:
                 await asyncio.shield(self._end(kind))  # a reply may be under way
                 raise
-            if kind is _Kind.DATABASE and reply.status in (CallStatus.TIMEOUT, CallStatus.MEMORY):
+            if kind is Kind.DATABASE and reply.status in (CallStatus.TIMEOUT, CallStatus.MEMORY):
                 self._stained = True
-            self._check()  # the zygote may have died, or the sandbox been closed, under the call
-            if kind is _Kind.INTERPRETER and reply.columns is not None:  # only the database gives result sets
+            self._check()  # the place may have been lost, or the sandbox killed, under the call
+            if kind is not Kind.DATABASE and reply.columns is not None:  # only the database gives result sets
                 reply = await self._gone(kind, WorkerGone("gave a result set"))
+            if kind is Kind.PROGRAMS and reply.exit_code == -9 and self._place.out_of_memory():
+                reply.status = CallStatus.MEMORY
             rows = None if reply.columns is None else RowSet(columns=reply.columns, rows=reply.rows)
             return ExecResult(
                 status=reply.status,
@@ -273,32 +310,37 @@ class LocalSandbox:
                 seconds=self._clock.now() - began,
             )
 
-    async def _gone(self, kind: _Kind, gone: WorkerGone) -> Reply:
+    async def _gone(self, kind: Kind, gone: WorkerGone) -> Reply:
         """What a dead worker means. An interpreter runs agent code, so its death is the agent's doing
         until shown otherwise."""
         self._check()
         code = await self._end(kind)
-        if kind is _Kind.DATABASE and code != -24:
+        if code < 0 and self._place.out_of_memory():
+            self._stained = True
+            return Reply(
+                n=0, status=CallStatus.MEMORY, stderr="the sandbox was out of memory", exit_code=code
+            )
+        if kind is Kind.DATABASE and code != _CPU:
             self._lost = f"its {kind.value} process ended with {code} ({gone})"
             self._check()
-        if code == -24:  # SIGXCPU
+        if code == _CPU:
             return Reply(n=0, status=CallStatus.TIMEOUT, stderr="out of CPU time")
         if code >= 0:
             return Reply(
-                n=0, status=CallStatus.ERROR, stderr=f"the interpreter exited with {code}", exit_code=code
+                n=0, status=CallStatus.ERROR, stderr=f"the {kind.value} exited with {code}", exit_code=code
             )
-        return Reply(n=0, status=CallStatus.LOST, stderr=f"the interpreter died: {gone}", exit_code=code)
+        return Reply(n=0, status=CallStatus.LOST, stderr=f"the {kind.value} died: {gone}", exit_code=code)
 
     async def _trusted(self, operation: str, **arguments: Json) -> Reply:
         """A request of the host's own, on the database process."""
-        assert self._slot.database is not None
+        database = self._workers[Kind.DATABASE]
         try:
             async with asyncio.timeout(_BUILD_SECONDS):
-                return await self._slot.database.call(operation, **arguments)
+                return await database.call(operation, **arguments)
         except (TimeoutError, WorkerGone) as error:
             self._stained = True
             self._lost = f"{operation} failed: {error or 'no answer'}"
             raise SandboxLost(f"sandbox {self.id}: {self._lost}") from error
         except asyncio.CancelledError:
-            await asyncio.shield(self._end(_Kind.DATABASE))
+            await asyncio.shield(self._end(Kind.DATABASE))
             raise

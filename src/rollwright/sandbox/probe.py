@@ -8,13 +8,16 @@ nothing is enforced that was not tried; a backend without walls is never better 
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollwright.sandbox import owners
-from rollwright.sandbox.base import Guarantee, Guarantees, Limits, SandboxProvider
+import msgspec
+
+from rollwright.sandbox import processes
+from rollwright.sandbox.base import Guarantee, GuaranteeName, Guarantees, Limits, SandboxProvider
 from rollwright.types import CallStatus, Environment, ExecResult
 
 _SECONDS = 20.0
@@ -45,7 +48,7 @@ attempt(lambda: send(socket.AF_UNIX, socket.SOCK_STREAM, chr(0) + {abstract!r}))
 seen
 """
 DAEMON = """
-import os, signal, time
+import ctypes, os, signal, time
 if os.fork() == 0:
     try:
         os.setsid()
@@ -53,6 +56,7 @@ if os.fork() == 0:
         pass
     if os.fork() == 0:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        ctypes.CDLL(None).prctl(15, {mark!r}.encode(), 0, 0, 0)  # its name, which the host sees
         with open('daemon.new', 'w') as file:
             file.write(str(os.getpid()))
         os.rename('daemon.new', 'daemon')
@@ -81,6 +85,40 @@ LARGE_FILE = """
 with open('large', 'wb') as file:
     file.seek({size})
     file.write(b'!')
+"""
+DISK = """
+import os
+def fill(parts):
+    try:
+        for number, size in parts:
+            with open('part%d' % number, 'wb') as file:
+                file.write(bytes(size))
+        return True
+    except OSError:
+        return False
+    finally:
+        for name in os.listdir():
+            if name.startswith('part'):
+                os.unlink(name)
+large = [(number, 2**20) for number in range({size} // 2**20 + 8)]
+fill(large) or fill([(number, 0) for number in range({files} + 100)])
+"""
+MEMORY = """
+import os
+ends = []
+for _ in range({count}):
+    read, write = os.pipe()
+    if os.fork() == 0:
+        try:
+            held = bytearray({each})
+            os.write(write, b'!')
+            os.read(0, 1) or __import__('time').sleep(600)
+        finally:
+            os._exit(0)
+    os.close(write)
+    ends.append(read)
+told = [os.read(read, 1) for read in ends]
+all(told)
 """
 PRIVILEGED = """
 import ctypes, os
@@ -156,33 +194,76 @@ def bait(folder: Path) -> Iterator[Bait]:
             folder.rmdir()
 
 
-async def probe(provider: SandboxProvider, root: Path, limits: Limits, *, confined: bool) -> Guarantees:
-    """Try each escape from a sandbox of `provider`. `confined` says that walls were meant to stand."""
+def marked(mark: str) -> list[int]:
+    """Processes of this machine that are named `mark`, wherever they run."""
+    found = []
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{name}/comm").read_text().strip() == mark and processes.alive(int(name)):
+                found.append(int(name))
+    return found
+
+
+async def probe(
+    provider: SandboxProvider,
+    root: Path,
+    limits: Limits,
+    *,
+    confined: bool,
+    together: Collection[GuaranteeName] = (),
+) -> Guarantees:
+    """Try each escape from a sandbox of `provider`. `confined` says that walls were meant to stand,
+    `together` what is meant to be limited for all processes and files of a sandbox together."""
     kept = Guarantee.ENFORCED if confined else Guarantee.BEST_EFFORT
     absent, best = Guarantee.ABSENT, Guarantee.BEST_EFFORT
-    sandbox = await provider.create(Environment(), owner="probe", limits=limits)
+    small = msgspec.structs.replace(
+        limits,
+        memory_bytes=min(limits.memory_bytes, 128 * 2**20),
+        file_bytes=min(limits.file_bytes, 8 * 2**20),
+        disk_bytes=min(limits.disk_bytes, 16 * 2**20),
+        files=min(limits.files, 500),
+        wall_seconds=None,
+    )
+    sandbox = await provider.create(Environment(), owner="probe", limits=small)
+    mark = f"rw-{sandbox.id[:12]}"
+
+    async def value(code: str) -> str | None:
+        return (await sandbox.run_code(code, timeout=_SECONDS)).value
+
     try:
         with bait(root / f"bait-{sandbox.id}") as outside:
             result = await sandbox.run_code(outside.script(), timeout=_SECONDS)
-            changed, reached = outside.touched() or result.value != "'PermissionError'", outside.reached()
+            changed, reached = outside.touched() or result.value == "'secret'", outside.reached()
         tried = result.status is CallStatus.OK
-        forked = await sandbox.run_code(PROCESSES.format(limit=limits.processes + 8), timeout=_SECONDS)
-        large = await sandbox.run_code(LARGE_FILE.format(size=limits.file_bytes), timeout=_SECONDS)
-        memory = await sandbox.run_code(f"len(bytearray({limits.memory_bytes}))", timeout=_SECONDS)
-        privileged = await sandbox.run_code(PRIVILEGED, timeout=_SECONDS)
-        daemon = await sandbox.run_code(DAEMON, timeout=_SECONDS)
-        pid = int(await sandbox.files.read("daemon")) if daemon.status is CallStatus.OK else 0
+        forked = await value(PROCESSES.format(limit=limits.processes + 8))
+        large = await sandbox.run_code(LARGE_FILE.format(size=small.file_bytes), timeout=_SECONDS)
+        memory = await sandbox.run_code(f"len(bytearray({small.memory_bytes}))", timeout=_SECONDS)
+        privileged = await value(PRIVILEGED)
+        filling = DISK.format(size=small.disk_bytes, files=small.files)
+        filled = "disk" not in together or await value(filling) != "False"
+        each, most = small.memory_bytes * 3 // 5, (small.memory_bytes + small.disk_bytes) * 2
+        spread = "memory" in together and await value(MEMORY.format(each=each, count=-(-most // each)))
+        daemon = await sandbox.run_code(DAEMON.format(mark=mark), timeout=_SECONDS)
+        seen = daemon.status is CallStatus.OK and bool(marked(mark))
     finally:
         await sandbox.kill()
-    gone = pid > 0 and not owners.alive(pid)
+    bounded = forked is not None and int(forked) <= limits.processes
     return Guarantees(
         fs=kept if tried and not changed else absent,
         net=absent if not tried or "tcp" in reached else kept if not reached else best,
-        pids=best if forked.value and int(forked.value) <= limits.processes else absent,
-        memory=best if memory.status is CallStatus.MEMORY else absent,  # of each process, not of all together
-        disk=best if _refused(large) else absent,  # of each file, not of all together
-        kill=kept if gone else absent,
-        kernel_surface=best if privileged.value == "0" else absent,
+        pids=absent if not bounded else Guarantee.ENFORCED if "pids" in together else best,
+        memory=Guarantee.ENFORCED
+        if "memory" in together and spread != "True"
+        else best
+        if memory.status is CallStatus.MEMORY
+        else absent,
+        disk=absent
+        if not _refused(large)
+        else Guarantee.ENFORCED
+        if "disk" in together and not filled
+        else best,
+        kill=kept if seen and not marked(mark) else absent,
+        kernel_surface=best if privileged == "0" else absent,
     )
 
 

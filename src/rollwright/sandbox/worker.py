@@ -1,13 +1,15 @@
-"""What runs inside a sandbox: a loop that answers Python, SQL, program and dump requests.
+"""What runs inside a sandbox: a loop that answers requests for Python, SQL or programs.
 
-Role: a persistent interpreter and a persistent database connection. Neighbours: `zygote` forks it, `channel`
-sends it length-prefixed JSON. Invariants: standard library only; what it answers is capped before it is
-encoded; a limit ends in a status, not in a crash. It is not trusted: the host checks what it says.
+Role: a persistent interpreter, a persistent database connection, or what starts programs, each in a process
+of its own: agent Python can bend neither what SQL nor what programs answer. Neighbours: `zygote` and
+`native.inside` fork it, `channel` sends it length-prefixed JSON. Invariants: standard library only; what it
+answers is capped before it is encoded; a limit ends in a status, not in a crash. It is not trusted: the host
+checks what it says.
 """
 
 from __future__ import annotations
 
-import ast
+import _ast  # `ast` is large, and every sandbox carries it
 import builtins
 import contextlib
 import io
@@ -81,8 +83,11 @@ class Interpreter:
         self._limit = limit
         self._names: dict[str, Any] = {"__name__": "__main__", "__builtins__": builtins}
 
-    def run(self, code: str) -> Reply:
-        """Execute `code`; `value` is the repr of its last expression."""
+    def run(self, code: str, moved: str = "") -> Reply:
+        """Execute `code`; `value` is the repr of its last expression. `moved` is the working folder, where
+        another has been put in its place."""
+        if moved:
+            _follow(moved)
         out, err = _Capped(self._limit), _Capped(self._limit)
         status, value, exit_code = "ok", None, 0
         streams = sys.stdin, sys.stdout, sys.stderr
@@ -114,13 +119,15 @@ class Interpreter:
         }
 
     def _execute(self, code: str) -> str | None:
-        body = ast.parse(code, "<code>").body
-        last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
-        exec(compile(ast.Module(body, []), "<code>", "exec", dont_inherit=True), self._names)
+        tree = compile(code, "<code>", "exec", _ast.PyCF_ONLY_AST, dont_inherit=True)
+        assert isinstance(tree, _ast.Module)
+        body = tree.body
+        last = body.pop() if body and isinstance(body[-1], _ast.Expr) else None
+        exec(compile(_ast.Module(body, []), "<code>", "exec", dont_inherit=True), self._names)
         if last is None:
             return None
-        assert isinstance(last, ast.Expr)
-        value = eval(compile(ast.Expression(last.value), "<code>", "eval", dont_inherit=True), self._names)
+        assert isinstance(last, _ast.Expr)
+        value = eval(compile(_ast.Expression(last.value), "<code>", "eval", dont_inherit=True), self._names)
         return None if value is None else repr(value)
 
 
@@ -166,6 +173,13 @@ class Database:
             return {"status": "error", "stderr": str(error)}
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 16 * self._limit)
         connection.set_authorizer(_authorize)
+        return {"status": "ok"}
+
+    def close(self) -> Reply:
+        """Let go of the file; the next statement opens it again."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
         return {"status": "ok"}
 
     def run(self, query: str, parameters: Sequence[Any], timeout: float) -> Reply:
@@ -311,16 +325,52 @@ def _receive(connection: socket.socket, size: int) -> bytes:
     return bytes(data)
 
 
-def serve(connection: socket.socket, limit: int) -> None:
-    """Answer requests until the host closes its end; `limit` is what one call may print, in characters."""
-    interpreter, database, pid = Interpreter(limit), Database(limit), os.getpid()
-    operations: dict[str, Callable[..., Reply]] = {
-        "python": interpreter.run,
-        "sql": database.run,
-        "open": database.open,
-        "dump": database.dump,
-        "exec": lambda **arguments: execute(limit=limit, **arguments),
-    }
+def _follow(folder: str) -> None:
+    """Go to where the working folder is now, and below it to where this process was."""
+    try:
+        below = os.readlink("/proc/self/cwd").lstrip("/")
+        os.chdir(os.path.join(folder, below))
+    except OSError:
+        os.chdir(folder)
+
+
+def inherit(environment: dict[str, str]) -> None:
+    """Have this environment and no more."""
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+def keep_only(null: int, descriptor: int) -> socket.socket:
+    """Close every descriptor but `null`, which becomes the standard ones, and `descriptor`, the line to the
+    host, which becomes 3; gives that."""
+    for standard in (0, 1, 2):
+        os.dup2(null, standard)
+    if descriptor == 3:
+        os.set_inheritable(3, False)
+    else:
+        os.dup2(descriptor, 3, inheritable=False)
+    os.closerange(4, os.sysconf("SC_OPEN_MAX"))
+    return socket.socket(fileno=3)
+
+
+def serve(connection: socket.socket, kind: str, limit: int) -> None:
+    """Say that the walls are up; answer requests of one `kind` until the host closes its end. `limit` is what
+    one call may print, in characters."""
+    operations: dict[str, Callable[..., Reply]]
+    if kind == "interpreter":
+        operations = {"python": Interpreter(limit).run}
+    elif kind == "database":
+        database = Database(limit)
+        operations = {
+            "sql": database.run,
+            "open": database.open,
+            "close": database.close,
+            "dump": database.dump,
+        }
+    else:
+        operations = {"exec": lambda **arguments: execute(limit=limit, **arguments)}
+    pid = os.getpid()
+    connection.sendall(READY)
     while True:
         request = json.loads(_receive(connection, *struct.unpack("!I", _receive(connection, 4))))
         number, operation = request.pop("n"), request.pop("op")

@@ -1,0 +1,223 @@
+"""A sandbox's ground as a folder of the host, its workers forked from a zygote of the host's.
+
+Role: the `Place` of the backends landlock, process, bubblewrap. Neighbours: `local` hands out slots, `files`
+touches the folder, `zygote` forks. Invariants: whose it is lies outside the folder that the agent can write;
+a folder is used again only where nothing but SQL has outlived its sandbox.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from rollwright.clock import Clock
+from rollwright.errors import SandboxError, SandboxLost
+from rollwright.sandbox import archive, files, owners
+from rollwright.sandbox.base import Files, Limits, Snapshot
+from rollwright.sandbox.channel import Worker, pair
+from rollwright.sandbox.launch import ZygoteProcess
+from rollwright.sandbox.place import Kind, Place
+
+_USES = 200
+"""Sandboxes one database process serves, each after the other, before it is replaced: its CPU limit is for
+all of them."""
+
+
+@dataclass
+class Slot:
+    """A folder that sandboxes use one after another, with a database process that may outlive the sandbox.
+    The process runs nothing of an agent's but SQL, and is only kept while every statement ended by itself."""
+
+    folder: Path
+    zygote: ZygoteProcess
+    limits: Limits
+    database: Worker | None = None
+    uses: int = 0
+
+    @property
+    def work(self) -> Path:
+        """The sandbox's own folder; the only one its workers can write to."""
+        return self.folder / "work"
+
+    def fits(self, zygote: ZygoteProcess, limits: Limits) -> bool:
+        """Whether another sandbox may use it."""
+        return self.zygote is zygote and not zygote.dead and self.limits == limits and self.uses < _USES
+
+    def discard(self) -> None:
+        """Delete it; its processes are gone."""
+        if self.database is not None:
+            self.database.close()
+        files.remove_tree(self.folder)
+
+
+class FolderFiles:
+    """See `sandbox.base.Files`. Below `work`."""
+
+    def __init__(self, work: Path, limits: Limits) -> None:
+        self._work, self._limits = work, limits
+        self._bounds = archive.Bounds(limits.disk_bytes, limits.files, limits.file_bytes)
+
+    async def read(self, path: str) -> bytes:
+        return files.read_beneath(self._work, path, self._limits.file_bytes)
+
+    async def write(self, path: str, data: bytes) -> None:
+        files.write_beneath(self._work, path, data, self._limits.file_bytes)
+
+    async def list(self, path: str = "") -> list[str]:
+        return files.list_beneath(self._work, path)
+
+    async def remove(self, path: str) -> None:
+        files.remove_beneath(self._work, path)
+
+    async def upload(self, archive: bytes, path: str = "") -> None:
+        files.unpack_beneath(self._work, archive, path, self._bounds)
+
+    async def download(self, path: str = "") -> bytes:
+        return files.pack_beneath(self._work, path, self._bounds)
+
+
+class FolderSnapshot:
+    """See `sandbox.base.Snapshot`. An archive in a file; links are not in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.id, self._path = path.stem, path
+
+    def content(self) -> bytes:
+        """The archive. Raises `SandboxError` where it was dropped."""
+        try:
+            return self._path.read_bytes()
+        except FileNotFoundError as error:
+            raise SandboxError(f"snapshot {self.id} was dropped") from error
+
+    async def save(self, folder: Path) -> Path:
+        return archive.save(self.content(), folder)
+
+    async def drop(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+
+class FolderPlace:
+    """See `sandbox.place.Place`. `left` gets the slot back where another sandbox may use it, else None."""
+
+    def __init__(
+        self,
+        slot: Slot,
+        backend: str,
+        clock: Clock,
+        *,
+        left: Callable[[Slot | None], None],
+        parent: str | None = None,
+    ) -> None:
+        self.id = uuid.uuid4().hex
+        self.backend, self.limits, self.parent = backend, slot.limits, parent
+        self.forked: Literal["filesystem", "live"] | None = "filesystem" if parent else None
+        self.files: Files = FolderFiles(slot.work, slot.limits)
+        self.work = str(slot.work)
+        self.moves = False
+        self._slot, self._zygote, self._clock, self._left = slot, slot.zygote, clock, left
+        self._pids: set[int] = set()
+        self._made = False
+
+    @property
+    def lost(self) -> str:
+        return f"its zygote is gone: {self._zygote.dead}" if self._zygote.dead else ""
+
+    def owned(self, owner: str) -> None:
+        slot = self._slot
+        if not self._made:
+            self._made = True
+            slot.uses += 1
+            slot.folder.mkdir(exist_ok=slot.uses > 1)
+        owners.record(slot.folder, owner, self._clock.wall())
+        slot.work.mkdir(mode=0o700, exist_ok=True)
+
+    async def fork(self, kind: Kind, reply_bytes: int) -> Worker:
+        slot = self._slot
+        if kind is Kind.DATABASE and slot.database is not None:
+            return slot.database
+        folder = slot.folder if kind is Kind.DATABASE else slot.work
+        worker = await self._forked(kind, folder, reply_bytes)
+        self._pids.add(worker.pid)
+        self._zygote.groups.add(worker.pid)
+        if kind is Kind.DATABASE:
+            slot.database = worker
+        owners.record_worker(slot.folder, worker.pid)
+        return worker
+
+    async def _forked(self, kind: Kind, folder: Path, reply_bytes: int) -> Worker:
+        ours, theirs = pair()
+        future = None
+        line = self._zygote.line
+        try:
+            with theirs:
+                limits = msgspec.to_builtins(self.limits)
+                future = line.send(
+                    "fork", (theirs.fileno(),), kind=kind.value, folder=str(folder), limits=limits
+                )
+            said = (await line.answer(future)).said
+            return Worker(said["pid"], ours, reply_bytes)
+        except BaseException:  # boundary: whatever ends the wait, socket and process go
+            ours.close()
+            if future is not None and future.done() and not (future.cancelled() or future.exception()):
+                line.send("end", pid=future.result().said["pid"])
+            raise
+
+    async def end(self, worker: Worker) -> int:
+        if worker is self._slot.database:
+            self._slot.database = None
+        self._pids.discard(worker.pid)
+        self._zygote.groups.discard(worker.pid)
+        return int((await self._zygote.line.ask("end", pid=worker.pid)).said["status"])
+
+    def out_of_memory(self) -> bool:
+        return False
+
+    async def snapshot(self) -> Snapshot:
+        folder = self._slot.folder.parent / "snapshots"
+        folder.mkdir(exist_ok=True)
+        path = folder / f"{uuid.uuid4().hex}.tar"
+        path.write_bytes(await self.files.download())
+        return FolderSnapshot(path)
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        if not isinstance(snapshot, FolderSnapshot):
+            raise SandboxError(f"snapshot {snapshot.id} is of another backend than {self.backend}")
+        content = snapshot.content()
+        files.empty_tree(self._slot.work)
+        await self.files.upload(content)
+
+    async def branch(self, interpreter: Worker, reply_bytes: int) -> tuple[Place, Worker]:
+        raise SandboxError(
+            f"the backend {self.backend} has no live fork: choose sandbox.type=native with live=true"
+        )
+
+    async def freeze(self, frozen: bool) -> None:
+        await self._zygote.line.ask("freeze", pids=sorted(self._pids), frozen=frozen)
+
+    async def ping(self) -> None:
+        if self.lost:
+            raise SandboxLost(f"sandbox {self.id}: {self.lost}")
+
+    async def leave(self, clean: bool) -> None:
+        slot, kept = self._slot, None
+        try:
+            keep = clean and slot.database is not None and slot.fits(self._zygote, self.limits)
+            if slot.database is not None and not keep:
+                database = slot.database
+                with contextlib.suppress(SandboxLost):  # a dead zygote took its workers along
+                    await self.end(database)
+                database.close()
+            if slot.folder.exists():
+                if keep:
+                    files.empty_tree(slot.work)
+                    kept = slot
+                else:
+                    slot.discard()
+        finally:
+            self._left(kept)

@@ -1,0 +1,175 @@
+"""Pid 1 of a native sandbox: makes its root, forks its workers, touches its files.
+
+Role: what the host talks to inside; it is trusted and runs no agent code. Neighbours: `zygote` clones it,
+`place` holds the other end of its line, `worker` is what its children become. Invariants: standard library
+only; what an agent's process inherits from it is neither privilege nor descriptor nor a way out of `USER`;
+a sealed layer is never written again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from rollwright.sandbox import confine, files, worker
+from rollwright.sandbox.archive import Bounds
+from rollwright.sandbox.forks import Forks
+from rollwright.sandbox.native import kernel, memory, template
+from rollwright.sandbox.native.layers import Layers
+
+_FLAGS = kernel.NOSUID | kernel.NODEV
+_SIOCSIFFLAGS, _UP = 0x8914, 1
+
+
+class Order(NamedTuple):
+    """What a sandbox is to be."""
+
+    limits: dict[str, Any]
+    """`Limits` as plain values."""
+    lowers: list[str]
+    """Layers it begins with, below `LAYERS`, the newest first."""
+    loopback: bool
+    """Whether it has a network namespace with a loopback of its own."""
+    counted: bool
+    """Whether a cgroup counts its memory."""
+    live: bool
+
+
+class Agent:
+    """One sandbox from inside."""
+
+    def __init__(self, line: socket.socket, order: Order, scope: confine.Scope) -> None:
+        self._line, self._order, self._scope = line, order, scope
+        self._forks = Forks(template.USER + "/proc")
+        self._layers = Layers(order.limits, order.lowers)
+        self._work = template.USER + template.WORK
+        limits = order.limits
+        self._bounds = Bounds(limits["disk_bytes"], limits["files"], limits["file_bytes"])
+        self._operations: dict[str, Callable[..., Any]] = {
+            "fork": self._fork,
+            "end": lambda pid: {"status": self._forks.end(pid)},
+            "read": lambda path: files.read_beneath(self._work, path, limits["file_bytes"]),
+            "write": lambda path, data: files.write_beneath(self._work, path, data, limits["file_bytes"]),
+            "list": lambda path: json.dumps(files.list_beneath(self._work, path)).encode(),
+            "remove": lambda path: files.remove_beneath(self._work, path),
+            "upload": lambda path, data: files.unpack_beneath(self._work, data, path, self._bounds),
+            "download": lambda path: files.pack_beneath(self._work, path, self._bounds),
+            "rotate": lambda: self._layers.rotate(),
+            "restore": lambda lowers: self._layers.restore(lowers),
+            "tree": lambda: kernel.tree(template.OWN),
+            "attach": attach,
+            "freeze": self._freeze,
+            "ping": lambda: None,
+        }
+        self._set_up()
+
+    def _set_up(self) -> None:
+        kernel.map_ids("/proc/self", (template.UID, 0), (template.UID, 0))
+        kernel.set_dumpable(False)
+        self._layers.mount()
+        kernel.mount("proc", template.USER + "/proc", "proc", _FLAGS | kernel.NOEXEC)
+        if not self._order.live:
+            kernel.put("/proc/sys/user/max_user_namespaces", "0")
+        if self._order.loopback:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+                fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sh", b"lo", _UP))
+        socket.sethostname("sandbox")
+        if not self._order.loopback:
+            self._scope.close()
+
+    def serve(self) -> None:
+        """Answer until the host is gone. Orphans that end are waited for, so that none counts as a
+        process."""
+        woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        poll = select.poll()
+        poll.register(self._line, select.POLLIN)
+        poll.register(woken, select.POLLIN)
+        self._line.send(json.dumps({"n": 0}).encode())
+        while True:
+            for descriptor, _ in poll.poll():
+                if descriptor == woken:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(woken, 512)
+                    self._forks.bury()
+                elif not self._answer():
+                    return
+
+    def _answer(self) -> bool:
+        data, descriptors, _, _ = socket.recv_fds(self._line, 1 << 18, 2)
+        if not data:
+            return False
+        request = json.loads(data)
+        number, operation, carried = request.pop("n"), request.pop("op"), request.pop("carried", False)
+        said: dict[str, Any] = {"n": number}
+        given: list[int] = []
+        try:
+            if carried:
+                request["data"] = memory.held(descriptors[0])
+            elif descriptors:
+                request["descriptor"] = descriptors[0]
+            result = self._operations[operation](**request)
+            if isinstance(result, bytes):
+                given.append(memory.hold(result))
+            elif isinstance(result, int):
+                given.append(result)
+            elif result is not None:
+                said |= result
+        except OSError as error:
+            said |= {"errno": error.errno or errno.EIO, "text": error.strerror or str(error)}
+        except (ValueError, MemoryError, RecursionError) as error:
+            said |= {"errno": errno.EINVAL, "text": f"{type(error).__name__}: {error}"}
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        socket.send_fds(self._line, [json.dumps(said).encode()], given)
+        for descriptor in given:
+            os.close(descriptor)
+        return True
+
+    def _fork(self, kind: str, descriptor: int) -> dict[str, Any]:
+        return {"pid": self._forks.fork(lambda: self._become(kind, descriptor))}
+
+    def _become(self, kind: str, descriptor: int) -> None:
+        """In the child: give everything up, then serve."""
+        signal.set_wakeup_fd(-1)
+        os.setsid()
+        kernel.set_dumpable(True)  # what it may still do keeps others from looking into it
+        confine.adopt_orphans()
+        limits = self._order.limits
+        if self._order.counted:
+            kernel.put("/proc/self/oom_score_adj", "500")
+        os.chroot(template.USER)
+        sys.path[:] = [path.removeprefix(template.USER) for path in sys.path]
+        os.chdir(template.WORK)
+        connection = worker.keep_only(os.open("/dev/null", os.O_RDWR), descriptor)
+        self._line.detach()
+        confine.limit_resources(
+            limits["cpu_seconds"], limits["memory_bytes"], limits["file_bytes"], limits["processes"] + 1
+        )
+        confine.drop_capabilities()
+        worker.serve(connection, kind, limits["output_bytes"])
+
+    def _freeze(self, frozen: bool) -> None:
+        """Stop or continue every process but this one: a signal to all reaches what is being forked too."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGSTOP if frozen else signal.SIGCONT)
+
+
+def attach(name: str, descriptor: int) -> None:
+    """Put a ground, given as a mount, where layers are looked for."""
+    target = f"{template.LAYERS}/{name}"
+    with contextlib.suppress(FileExistsError):  # all sandboxes have the folder that one of them made
+        os.mkdir(target)
+    kernel.attach(descriptor, target)

@@ -1,0 +1,190 @@
+"""The ground of a native sandbox, seen from the host: a line to its pid 1.
+
+Role: the `Place` of the backend native. Neighbours: `provider` makes it, `inside` answers, `ground` keeps its
+layers. Invariant: the host touches nothing of the sandbox itself: what it reads and writes goes through pid
+1.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Literal
+
+from rollwright.errors import SandboxError
+from rollwright.sandbox.base import Files, Limits, Snapshot
+from rollwright.sandbox.channel import Answer, Line, Worker, pair
+from rollwright.sandbox.native import memory
+from rollwright.sandbox.native.ground import Ground, Layer, NativeSnapshot
+from rollwright.sandbox.native.nests import Nest
+from rollwright.sandbox.native.template import WORK
+from rollwright.sandbox.place import Kind, Place
+from rollwright.sandbox.registry import Entry
+from rollwright.types import Json
+
+
+class NativeFiles:
+    """See `sandbox.base.Files`."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+
+    async def _ask(self, operation: str, path: str, data: bytes | None = None) -> bytes:
+        """What came back. Raises the error that `inside` met."""
+        if data is None:
+            answer = await self._line.ask(operation, path=path)
+        else:
+            descriptor = memory.hold(data)
+            try:
+                answer = await self._line.ask(operation, (descriptor,), path=path, carried=True)
+            finally:
+                os.close(descriptor)
+        try:
+            if "errno" in answer.said:
+                raise OSError(answer.said["errno"], answer.said["text"], path)
+            return memory.held(answer.descriptors[0]) if answer.descriptors else b""
+        finally:
+            answer.close()
+
+    async def read(self, path: str) -> bytes:
+        return await self._ask("read", path)
+
+    async def write(self, path: str, data: bytes) -> None:
+        await self._ask("write", path, data)
+
+    async def list(self, path: str = "") -> list[str]:
+        found: list[str] = json.loads(await self._ask("list", path))
+        return found
+
+    async def remove(self, path: str) -> None:
+        await self._ask("remove", path)
+
+    async def upload(self, archive: bytes, path: str = "") -> None:
+        await self._ask("upload", path, archive)
+
+    async def download(self, path: str = "") -> bytes:
+        return await self._ask("download", path)
+
+
+class NativePlace:
+    """See `sandbox.place.Place`."""
+
+    work = WORK
+
+    def __init__(
+        self,
+        id: str,
+        backend: str,
+        limits: Limits,
+        line: Line,
+        nest: Nest,
+        pid: int,
+        *,
+        lowers: Sequence[Layer],
+        left: Callable[[Nest, bool], Awaitable[None]],
+        snapshot: Callable[[Sequence[Layer]], NativeSnapshot],
+        entry: Entry,
+        parent: str | None = None,
+    ) -> None:
+        self.id, self.backend, self.limits, self.parent = id, backend, limits, parent
+        self.forked: Literal["filesystem", "live"] | None = "filesystem" if parent else None
+        self.files: Files = NativeFiles(line)
+        self.moves = False
+        self._line, self._nest, self._pid = line, nest, pid
+        self._left, self._snapshot, self._entry = left, snapshot, entry
+        self._grounds: list[Ground] = []
+        self._own: Ground | None = None
+        self._hold(lowers)
+
+    def _hold(self, layers: Sequence[Layer]) -> None:
+        """These are needed as long as the sandbox lives: a snapshot of it has them too."""
+        for layer in layers:
+            if layer.ground not in self._grounds:
+                layer.ground.hold()
+                self._grounds.append(layer.ground)
+
+    @property
+    def lost(self) -> str:
+        return self._line.dead or self._nest.zygote.dead
+
+    def owned(self, owner: str) -> None:
+        self._entry.sandbox(self.id, owner)
+
+    async def _ask(self, operation: str, **arguments: Json) -> Answer:
+        """One request to pid 1. Raises `SandboxError` where it could not be done."""
+        answer = await self._line.ask(operation, **arguments)
+        if "errno" in answer.said:
+            raise SandboxError(f"sandbox {self.id}: {operation} failed: {answer.said['text']}")
+        return answer
+
+    async def fork(self, kind: Kind, reply_bytes: int) -> Worker:
+        ours, theirs = pair()
+        future = None
+        try:
+            with theirs:
+                future = self._line.send("fork", (theirs.fileno(),), kind=kind.value)
+            return Worker((await self._line.answer(future)).said["pid"], ours, reply_bytes)
+        except BaseException as error:  # boundary: whatever ends the wait, socket and process go
+            ours.close()
+            if future is not None and future.done() and not (future.cancelled() or future.exception()):
+                if "pid" not in (said := future.result().said):
+                    raise SandboxError(f"sandbox {self.id}: no worker: {said.get('text')}") from error
+                self._line.send("end", pid=said["pid"])
+            raise
+
+    async def end(self, worker: Worker) -> int:
+        return int((await self._ask("end", pid=worker.pid)).said["status"])
+
+    def out_of_memory(self) -> bool:
+        return self._nest.group is not None and self._nest.group.killed()
+
+    async def snapshot(self) -> Snapshot:
+        if self._own is None:
+            answer = await self._ask("tree")
+            self._own = Ground(self._nest.zygote, answer.descriptors[0])
+            self._hold([Layer(self._own, "")])
+        said = (await self._ask("rotate")).said
+        self.moves = said["moved"]
+        named = {ground.name: ground for ground in self._grounds} | {"own": self._own}
+        layers = []
+        for name in said["layers"]:
+            ground, _, folder = name.partition("/")
+            layers.append(Layer(named[ground], folder))
+        return self._snapshot(layers)
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        layers = native(snapshot).layers()
+        for ground in native(snapshot).grounds():
+            if ground not in self._grounds:
+                await ground.bring(self._line)
+        self._hold(layers)
+        names = [f"own/{layer.folder}" if layer.ground is self._own else layer.name for layer in layers]
+        await self._ask("restore", lowers=names)
+
+    async def branch(self, interpreter: Worker, reply_bytes: int) -> tuple[Place, Worker]:
+        raise SandboxError("live forks need a mode of their own: sandbox.live = true")
+
+    async def freeze(self, frozen: bool) -> None:
+        await self._ask("freeze", frozen=frozen)
+
+    async def ping(self) -> None:
+        await self._ask("ping")
+
+    async def leave(self, clean: bool) -> None:
+        try:
+            self._line.shut("the sandbox was killed")
+            await self._nest.end(self._pid)
+            await self._left(self._nest, self._own is None)
+            self._entry.gone(self.id)
+        finally:
+            for ground in self._grounds:
+                ground.release()
+            self._grounds.clear()
+
+
+def native(snapshot: Snapshot) -> NativeSnapshot:
+    """That snapshot, if it is one of this backend; else raises `SandboxError`."""
+    if not isinstance(snapshot, NativeSnapshot):
+        raise SandboxError(f"snapshot {snapshot.id} is of another backend than native")
+    return snapshot
