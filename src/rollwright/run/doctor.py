@@ -21,27 +21,17 @@ from typing import Any
 
 from rollwright.config import CHOICES, RunConfig
 from rollwright.errors import MissingExtra, PluginError, RollwrightError
-from rollwright.plugins import PartConfig, load, registered
+from rollwright.plugins import load, registered
 from rollwright.run import machine
 from rollwright.run.derived import derive
 from rollwright.run.finding import Finding, State
 from rollwright.run.preflight import taskset
 from rollwright.sandbox import owners
+from rollwright.sandbox.auto import candidates
 from rollwright.sandbox.base import Guarantee, Guarantees, SandboxProvider
-
-try:
-    from rollwright.sandbox.auto import candidates
-except ImportError:
-    from rollwright.sandbox.config import LandlockSandbox, ProcessSandbox
-
-    def candidates() -> list[PartConfig]:
-        """Until they are there."""
-        return [LandlockSandbox(), ProcessSandbox()]
-
+from rollwright.sandbox.provider import REQUIRED
 
 GROUPS = {branch: group for branch, (group, _) in CHOICES.items()} | {"tools": "rollwright.tools"}
-REQUIRED = ("fs", "net", "kill")
-"""Guarantees that a run requires of its sandboxes by default."""
 TORCH_PARTS = {("engine", "embedded")}
 """Parts that torch computes for; their configuration loads without it."""
 KEEPS = {

@@ -13,11 +13,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rollwright.errors import SandboxUnavailable
+from rollwright.plugins import PartConfig
 from rollwright.sandbox.base import GuaranteeName, Guarantees, Limits, Sandbox, SandboxProvider, Snapshot
+from rollwright.sandbox.config import LandlockSandbox, NativeSandbox, ProcessSandbox
 from rollwright.types import Environment
 
 _log = logging.getLogger(__name__)
 _logged: set[str] = set()
+
+
+def candidates() -> list[PartConfig]:
+    """Configurations of the local backends, strongest first."""
+    return [NativeSandbox(), LandlockSandbox(), ProcessSandbox()]
 
 
 class AutoProvider:

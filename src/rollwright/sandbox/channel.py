@@ -70,6 +70,7 @@ class Worker:
         self._socket = connection
         self._limit = reply_bytes
         self._requests = 0
+        self._ready = False
 
     async def call(self, operation: str, **arguments: Json) -> Reply:
         """One request and its reply. No deadline of its own; after a cancellation the worker must be ended.
@@ -98,8 +99,11 @@ class Worker:
         Raises:
             WorkerGone: they could not be put up.
         """
+        if self._ready:
+            return
         if await self._receive(asyncio.get_running_loop(), len(READY)) != READY:
             raise WorkerGone("said something before it was ready")
+        self._ready = True
 
     async def _receive(self, loop: asyncio.AbstractEventLoop, size: int) -> bytes:
         data = bytearray()

@@ -204,7 +204,7 @@ class FolderPlace:
         if self.lost:
             raise SandboxLost(f"sandbox {self.id}: {self.lost}")
 
-    async def leave(self, clean: bool) -> None:
+    async def leave(self, clean: bool) -> bool:
         slot, kept = self._slot, None
         try:
             keep = clean and slot.database is not None and slot.fits(self._zygote, self.limits)
@@ -221,3 +221,4 @@ class FolderPlace:
                     slot.discard()
         finally:
             self._left(kept)
+        return kept is not None

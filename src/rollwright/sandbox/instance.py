@@ -17,6 +17,7 @@ from rollwright.clock import Clock
 from rollwright.errors import SandboxError, SandboxLost
 from rollwright.sandbox.base import Files, Guarantees, Info, Sandbox, Snapshot, State
 from rollwright.sandbox.channel import Reply, Worker, WorkerGone
+from rollwright.sandbox.guarded import GuardedFiles
 from rollwright.sandbox.place import Kind, Place
 from rollwright.types import CallStatus, Environment, ExecResult, Json, RowSet
 
@@ -46,8 +47,11 @@ class LocalSandbox:
         self.network = network
         self._place, self._guarantees, self._clock = place, guarantees, clock
         self._fork, self._adopt, self._on_end = fork, adopt, on_end
+        self.files: Files = GuardedFiles(place.files, self._check)
         self._workers: dict[Kind, Worker] = {}
-        self._opened = self._stained = self._paused = self._moved = False
+        self._running = asyncio.Event()  # not set while it is paused
+        self._running.set()
+        self._opened = self._stained = self._moved = False
         self._script, self._owner = "", ""
         self._turn = asyncio.Lock()
         self._lost = ""
@@ -60,13 +64,8 @@ class LocalSandbox:
     def guarantees(self) -> Guarantees:
         return self._guarantees
 
-    @property
-    def files(self) -> Files:
-        self._check()
-        return self._place.files
-
     def info(self) -> Info:
-        state = State.KILLED if self._lost else State.PAUSED if self._paused else State.RUNNING
+        state = State.KILLED if self._lost else State.RUNNING if self._running.is_set() else State.PAUSED
         return Info(
             id=self.id,
             backend=self._place.backend,
@@ -171,13 +170,13 @@ class LocalSandbox:
 
     async def pause(self) -> None:
         self._check()
+        self._running.clear()
         await self._place.freeze(True)
-        self._paused = True
 
     async def resume(self) -> None:
         self._check()
         await self._place.freeze(False)
-        self._paused = False
+        self._running.set()
 
     async def set_timeout(self, seconds: float | None) -> None:
         self._check()
@@ -203,6 +202,7 @@ class LocalSandbox:
 
     async def _kill(self) -> None:
         self._lost = self._lost or "killed"
+        self._running.set()
         if self._timer is not None:
             self._timer.cancel()
         try:
@@ -217,8 +217,8 @@ class LocalSandbox:
                 for kind in (Kind.INTERPRETER, Kind.PROGRAMS):
                     await self._forget(kind)
                 database = self._workers.pop(Kind.DATABASE, None)
-                await self._place.leave(clean=not self._stained)
-                if self._stained and database is not None:
+                kept = await self._place.leave(clean=not self._stained)
+                if database is not None and not kept:
                     database.close()
         finally:
             self._on_end(self)
@@ -279,6 +279,10 @@ class LocalSandbox:
             began = self._clock.now()
             self._check()
             try:
+                async with asyncio.timeout(within):
+                    await self._running.wait()
+                self._check()
+                within -= self._clock.now() - began
                 worker = await self._worker(kind)
                 if kind is Kind.INTERPRETER and self._moved:
                     arguments["moved"], self._moved = self._place.work, False

@@ -94,13 +94,7 @@ def reap(root: Path, *, empty: bool = True) -> int:
     return _reap_folders(root, empty=empty).folders
 
 
-<<<<<<< HEAD
 def _reap_folders(root: Path, *, empty: bool) -> Reaped:
-=======
-def _reap_folders(root: Path, *, empty: bool = True) -> Reaped:
-    """As `reap`; with `empty`, folders without a record too, into which a living host may be about to
-    write."""
->>>>>>> b0daab1 (Native sandboxes; one instance over places)
     gone = Reaped()
     for folder in [entry for entry in root.iterdir() if entry.is_dir() and not entry.is_symlink()]:
         with _held(folder / _RECORD) as mine:

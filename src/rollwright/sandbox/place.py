@@ -73,6 +73,6 @@ class Place(Protocol):
     async def ping(self) -> None:
         """Raises `SandboxLost` where it does not stand."""
 
-    async def leave(self, clean: bool) -> None:
-        """End every process and remove everything; where the sandbox was `clean`, what never ran agent code
-        may stay for the next."""
+    async def leave(self, clean: bool) -> bool:
+        """End every process and remove everything; where the sandbox was `clean`, its database's process,
+        which never ran agent code, may stay for the next: then True."""

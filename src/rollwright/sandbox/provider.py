@@ -186,7 +186,7 @@ class LocalProvider(ABC):
 
     async def _fork(self, sandbox: LocalSandbox, snapshot: Snapshot) -> LocalSandbox:
         await self._take_room()
-        owner = f"fork of {sandbox.id}"
+        owner = sandbox.info().owner
         try:
             place = await self._place(sandbox.limits, sandbox.network, snapshot, sandbox.id, owner)
         except BaseException:  # boundary: as above
@@ -201,7 +201,7 @@ class LocalProvider(ABC):
         except BaseException:  # boundary: as above
             await place.leave(clean=False)
             raise
-        return await self._peopled(place, Environment(), f"fork of {sandbox.id}", sandbox.network)
+        return await self._peopled(place, Environment(), sandbox.info().owner, sandbox.network)
 
     def _forget(self, sandbox: LocalSandbox) -> None:
         del self._living[sandbox.id]

@@ -171,7 +171,7 @@ class NativePlace:
     async def ping(self) -> None:
         await self._ask("ping")
 
-    async def leave(self, clean: bool) -> None:
+    async def leave(self, clean: bool) -> bool:
         try:
             self._line.shut("the sandbox was killed")
             await self._nest.end(self._pid)
@@ -181,6 +181,7 @@ class NativePlace:
             for ground in self._grounds:
                 ground.release()
             self._grounds.clear()
+        return False
 
 
 def native(snapshot: Snapshot) -> NativeSnapshot:

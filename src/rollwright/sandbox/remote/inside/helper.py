@@ -63,6 +63,9 @@ def _text(said: str) -> str:
     return said[:2000].encode("utf-8", "replace").decode()
 
 
+_KINDS = {"python": "interpreter", "exec": "programs", "sql": "database"}
+
+
 class _Job:
     def __init__(self) -> None:
         self.done = threading.Event()
@@ -90,7 +93,7 @@ class _Worker:
                 start_new_session=True,
             )
         self._socket.settimeout(_START_SECONDS)
-        if receive(self._socket, 64) != worker.READY:
+        if self._socket.recv(len(worker.READY), socket.MSG_WAITALL) != worker.READY:
             raise ValueError("said something before it was ready")
 
     def call(self, within: float, operation: str, arguments: Reply) -> Reply:
@@ -129,7 +132,7 @@ class Helper:
         self._operations: dict[str, Callable[..., Reply | None]] = {
             "python": lambda code, timeout: self._ask("python", timeout, "python", code=code),
             "exec": lambda argv, stdin, timeout: self._ask(
-                "python", timeout + _GRACE_SECONDS, "exec", argv=argv, stdin=stdin, timeout=timeout
+                "exec", timeout + _GRACE_SECONDS, "exec", argv=argv, stdin=stdin, timeout=timeout
             ),
             "sql": self._sql,
             "open": self._open,
@@ -218,7 +221,7 @@ class Helper:
         began = time.monotonic()
         try:
             if kind not in self._workers:
-                started = _Worker(self._work, self._settings)
+                started = _Worker(self._work, self._settings | {"kind": _KINDS[kind]})
                 with self._guard:  # from here on, `_cut_off` finds it
                     self._workers[kind] = started
                     if self._current in self._cut:
@@ -261,7 +264,7 @@ class Helper:
         with self._guard:
             ended = self._workers.pop(kind, None)
         code = 0 if ended is None else ended.end()
-        if kind == "python":
+        if kind != "sql":
             self._sweep()
         return code
 
