@@ -109,7 +109,8 @@ async def batches(cases: Cases, size: Size, scale: Scale, clock: CpuClock) -> No
         served = engine(ours, served_by(batch, PROMPT + scale.steps + AFTER + 1))
         await served.start()
         rng = np.random.default_rng(batch)
-        for turn in range(scale.rounds + 1):
+        rounds = scale.rounds * (4 if batch <= 16 else 1)  # these are short
+        for turn in range(rounds + 1):
             ids = prompts(rng, [PROMPT] * batch, ours.vocab)
             found = {
                 "floor": bare(loop, scale.steps, rng, clock),

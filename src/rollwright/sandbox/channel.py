@@ -27,6 +27,8 @@ ANSWER_SECONDS = 10.0
 _MOST = 1 << 18
 """Bytes of one message of a line."""
 _DESCRIPTORS = 4
+_EARLY = 1 << 14
+"""Bytes of a request that fit a socket's buffer before anybody reads."""
 
 _SAID = frozenset({CallStatus.OK, CallStatus.ERROR, CallStatus.TIMEOUT, CallStatus.MEMORY, CallStatus.OUTPUT})
 """What a worker may say of a call; the host itself says the rest."""
@@ -55,6 +57,10 @@ class WorkerGone(Exception):
     """The worker closed its end, or said something no worker says."""
 
 
+class NeverReady(WorkerGone):
+    """It did before it served: its walls could not be put up."""
+
+
 def pair() -> tuple[socket.socket, socket.socket]:
     """The host's end, which does not block, and a worker's."""
     ours, theirs = socket.socketpair()
@@ -63,26 +69,34 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 class Worker:
-    """One process in a sandbox: one request at a time."""
+    """One process in a sandbox: one request at a time. `forked` becomes what its parent said of it: it may be
+    spoken to before."""
 
-    def __init__(self, pid: int, connection: socket.socket, reply_bytes: int) -> None:
-        self.pid = pid
+    def __init__(self, forked: asyncio.Future[Answer], connection: socket.socket, reply_bytes: int) -> None:
+        self.forked = forked
         self._socket = connection
         self._limit = reply_bytes
         self._requests = 0
         self._ready = False
 
+    def pid(self) -> int:
+        """Its number where it was forked; 0 where that is not known, or it was not."""
+        if not self.forked.done() or self.forked.cancelled() or self.forked.exception() is not None:
+            return 0
+        return int(self.forked.result().said.get("pid", 0))
+
     async def call(self, operation: str, **arguments: Json) -> Reply:
         """One request and its reply. No deadline of its own; after a cancellation the worker must be ended.
 
         Raises:
+            NeverReady: its walls could not be put up.
             WorkerGone: it died or broke the protocol.
         """
         self._requests += 1
         loop = asyncio.get_running_loop()
         body = json.dumps({"n": self._requests, "op": operation, **arguments}).encode()
         try:
-            await loop.sock_sendall(self._socket, struct.pack("!I", len(body)) + body)
+            await self._greeted(loop, struct.pack("!I", len(body)) + body)
             (size,) = struct.unpack("!I", await self._receive(loop, 4))
             if size > self._limit:
                 raise WorkerGone(f"announced a reply of {size} bytes")
@@ -93,17 +107,21 @@ class Worker:
             raise WorkerGone("answered another request, or what no worker says")
         return reply
 
-    async def ready(self) -> None:
-        """Wait until its walls are up and it serves.
-
-        Raises:
-            WorkerGone: they could not be put up.
-        """
+    async def _greeted(self, loop: asyncio.AbstractEventLoop, request: bytes) -> None:
+        """Send the request; the first time it is on its way while the worker gets ready."""
         if self._ready:
+            await loop.sock_sendall(self._socket, request)
             return
-        if await self._receive(asyncio.get_running_loop(), len(READY)) != READY:
-            raise WorkerGone("said something before it was ready")
+        early = request[:_EARLY]
+        try:
+            await loop.sock_sendall(self._socket, early)
+            said = await self._receive(loop, len(READY))
+        except (OSError, WorkerGone) as error:
+            raise NeverReady(str(error)) from error
+        if said != READY:
+            raise NeverReady("said something before it was ready")
         self._ready = True
+        await loop.sock_sendall(self._socket, request[_EARLY:])
 
     async def _receive(self, loop: asyncio.AbstractEventLoop, size: int) -> bytes:
         data = bytearray()

@@ -121,7 +121,7 @@ class FolderPlace:
         self.work = str(slot.work)
         self.moves = False
         self._slot, self._zygote, self._clock, self._left = slot, slot.zygote, clock, left
-        self._pids: set[int] = set()
+        self._workers: list[Worker] = []
         self._made = False
 
     @property
@@ -137,43 +137,43 @@ class FolderPlace:
         owners.record(slot.folder, owner, self._clock.wall())
         slot.work.mkdir(mode=0o700, exist_ok=True)
 
-    async def fork(self, kind: Kind, reply_bytes: int) -> Worker:
+    def fork(self, kind: Kind, reply_bytes: int) -> Worker:
         slot = self._slot
         if kind is Kind.DATABASE and slot.database is not None:
             return slot.database
         folder = slot.folder if kind is Kind.DATABASE else slot.work
-        worker = await self._forked(kind, folder, reply_bytes)
-        self._pids.add(worker.pid)
-        self._zygote.groups.add(worker.pid)
-        if kind is Kind.DATABASE:
-            slot.database = worker
-        owners.record_worker(slot.folder, worker.pid)
-        return worker
-
-    async def _forked(self, kind: Kind, folder: Path, reply_bytes: int) -> Worker:
         ours, theirs = pair()
-        future = None
-        line = self._zygote.line
-        try:
-            with theirs:
-                limits = msgspec.to_builtins(self.limits)
-                future = line.send(
+        with theirs:
+            limits = msgspec.to_builtins(self.limits)
+            try:
+                future = self._zygote.line.send(
                     "fork", (theirs.fileno(),), kind=kind.value, folder=str(folder), limits=limits
                 )
-            said = (await line.answer(future)).said
-            return Worker(said["pid"], ours, reply_bytes)
-        except BaseException:  # boundary: whatever ends the wait, socket and process go
-            ours.close()
-            if future is not None and future.done() and not (future.cancelled() or future.exception()):
-                line.send("end", pid=future.result().said["pid"])
-            raise
+            except SandboxLost:
+                ours.close()
+                raise
+        worker = Worker(future, ours, reply_bytes)
+        if kind is Kind.DATABASE:
+            slot.database = worker
+        self._workers.append(worker)
+        future.add_done_callback(lambda _: self._note(worker))
+        return worker
+
+    def _note(self, worker: Worker) -> None:
+        """Write down a worker that is there now."""
+        if pid := worker.pid():
+            self._zygote.groups.add(pid)
+            if self._slot.folder.exists():
+                owners.record_worker(self._slot.folder, pid)
 
     async def end(self, worker: Worker) -> int:
         if worker is self._slot.database:
             self._slot.database = None
-        self._pids.discard(worker.pid)
-        self._zygote.groups.discard(worker.pid)
-        return int((await self._zygote.line.ask("end", pid=worker.pid)).said["status"])
+        if worker in self._workers:
+            self._workers.remove(worker)
+        pid = (await self._zygote.line.answer(worker.forked)).said["pid"]
+        self._zygote.groups.discard(pid)
+        return int((await self._zygote.line.ask("end", pid=pid)).said["status"])
 
     def out_of_memory(self) -> bool:
         return False
@@ -198,7 +198,7 @@ class FolderPlace:
         )
 
     async def freeze(self, frozen: bool) -> None:
-        await self._zygote.line.ask("freeze", pids=sorted(self._pids), frozen=frozen)
+        await self._zygote.line.ask("freeze", pids=[worker.pid() for worker in self._workers], frozen=frozen)
 
     async def ping(self) -> None:
         if self.lost:
@@ -206,13 +206,15 @@ class FolderPlace:
 
     async def leave(self, clean: bool) -> bool:
         slot, kept = self._slot, None
+        keep = clean and slot.database is not None and slot.fits(self._zygote, self.limits)
         try:
-            keep = clean and slot.database is not None and slot.fits(self._zygote, self.limits)
+            for worker in tuple(self._workers):
+                if not (keep and worker is slot.database):
+                    with contextlib.suppress(SandboxLost):  # a dead zygote took its workers along
+                        await self.end(worker)
+                    worker.close()
             if slot.database is not None and not keep:
-                database = slot.database
-                with contextlib.suppress(SandboxLost):  # a dead zygote took its workers along
-                    await self.end(database)
-                database.close()
+                slot.database.close()
             if slot.folder.exists():
                 if keep:
                     files.empty_tree(slot.work)

@@ -10,13 +10,12 @@ status.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 
 from rollwright.clock import Clock
 from rollwright.errors import SandboxError, SandboxLost
 from rollwright.sandbox.base import Files, Guarantees, Info, Sandbox, Snapshot, State
-from rollwright.sandbox.channel import Reply, Worker, WorkerGone
+from rollwright.sandbox.channel import NeverReady, Reply, Worker, WorkerGone
 from rollwright.sandbox.guarded import GuardedFiles
 from rollwright.sandbox.place import Kind, Place
 from rollwright.types import CallStatus, Environment, ExecResult, Json, RowSet
@@ -51,7 +50,8 @@ class LocalSandbox:
         self._workers: dict[Kind, Worker] = {}
         self._running = asyncio.Event()  # not set while it is paused
         self._running.set()
-        self._opened = self._stained = self._moved = False
+        self._opened = self._stained = False
+        self._behind: set[Kind] = set()  # whose working folder is not the sandbox's any more
         self._script, self._owner = "", ""
         self._turn = asyncio.Lock()
         self._lost = ""
@@ -123,8 +123,7 @@ class LocalSandbox:
             self._opened = False
         snapshot = await self._place.snapshot()
         if self._place.moves:
-            self._moved = True
-            await self._end(Kind.PROGRAMS)
+            self._behind.update(self._workers.keys() - {Kind.DATABASE})
         return snapshot
 
     async def restore(self, snapshot: Snapshot) -> None:
@@ -132,7 +131,7 @@ class LocalSandbox:
             self._check()
             for kind in Kind:
                 await self._end(kind)
-            self._opened = self._moved = False
+            self._opened = False
             self._script = ""
             await self._place.restore(snapshot)
 
@@ -162,8 +161,7 @@ class LocalSandbox:
                 await self._trusted("close")
                 self._opened = False
             place, copy = await self._place.branch(worker, self._said_bytes)
-            self._moved = True
-            await self._end(Kind.PROGRAMS)
+            self._behind.update(self._workers.keys() - {Kind.DATABASE})
         branch = await self._adopt(self, place)
         branch._workers[Kind.INTERPRETER] = copy
         return branch
@@ -206,26 +204,14 @@ class LocalSandbox:
         if self._timer is not None:
             self._timer.cancel()
         try:
-            if self._turn.locked():  # wake the call in flight
-                self._stained = True
-                for worker in tuple(self._workers.values()):
-                    with contextlib.suppress(SandboxLost):
-                        await self._place.end(worker)
-            async with self._turn:
-                if self._stained:
-                    await self._forget(Kind.DATABASE)
-                for kind in (Kind.INTERPRETER, Kind.PROGRAMS):
-                    await self._forget(kind)
-                database = self._workers.pop(Kind.DATABASE, None)
-                kept = await self._place.leave(clean=not self._stained)
-                if database is not None and not kept:
-                    database.close()
+            kept = await self._place.leave(clean=not self._stained and not self._turn.locked())
+            async with self._turn:  # a call in flight has found its worker gone
+                for kind, worker in self._workers.items():
+                    if not (kept and kind is Kind.DATABASE):
+                        worker.close()
+                self._workers.clear()
         finally:
             self._on_end(self)
-
-    async def _forget(self, kind: Kind) -> None:
-        with contextlib.suppress(SandboxLost):
-            await self._end(kind)
 
     def _check(self) -> None:
         if not self._lost:
@@ -237,7 +223,7 @@ class LocalSandbox:
         if (worker := self._workers.get(kind)) is None:
             if kind is Kind.DATABASE:
                 self._opened = False
-            worker = self._workers[kind] = await self._started(kind)
+            worker = self._workers[kind] = self._place.fork(kind, self._said_bytes)
         if kind is Kind.DATABASE and not self._opened:
             script, self._script = self._script, ""
             reply = await self._trusted("open", folder=self._place.work, script=script)
@@ -246,26 +232,10 @@ class LocalSandbox:
             self._opened = True
         return worker
 
-    async def _started(self, kind: Kind) -> Worker:
-        worker = await self._place.fork(kind, self._said_bytes)
-        try:
-            async with asyncio.timeout(_BUILD_SECONDS):
-                await worker.ready()
-            self._check()
-        except (WorkerGone, TimeoutError) as error:
-            worker.close()
-            code = await self._place.end(worker)
-            self._lost = f"a worker could not be started: ended with {code} ({error or 'no answer'})"
-            raise SandboxLost(f"sandbox {self.id}: {self._lost}") from error
-        except BaseException:  # boundary: closed or failed meanwhile; the worker goes
-            worker.close()
-            await self._place.end(worker)
-            raise
-        return worker
-
     async def _end(self, kind: Kind) -> int:
         """End that process if there is one; its exit code."""
         worker = self._workers.pop(kind, None)
+        self._behind.discard(kind)
         if worker is None:
             return 0
         try:
@@ -284,8 +254,9 @@ class LocalSandbox:
                 self._check()
                 within -= self._clock.now() - began
                 worker = await self._worker(kind)
-                if kind is Kind.INTERPRETER and self._moved:
-                    arguments["moved"], self._moved = self._place.work, False
+                if kind in self._behind:
+                    arguments["moved"] = self._place.work
+                    self._behind.remove(kind)
                 async with asyncio.timeout(within):
                     reply = await worker.call(operation, **arguments)
             except TimeoutError:
@@ -319,6 +290,9 @@ class LocalSandbox:
         until shown otherwise."""
         self._check()
         code = await self._end(kind)
+        if isinstance(gone, NeverReady):
+            self._lost = f"a worker could not be started: ended with {code} ({gone})"
+            self._check()
         if code < 0 and self._place.out_of_memory():
             self._stained = True
             return Reply(

@@ -42,8 +42,8 @@ class Place(Protocol):
     def owned(self, owner: str) -> None:
         """Write down whose it is, before anything is in it."""
 
-    async def fork(self, kind: Kind, reply_bytes: int) -> Worker:
-        """A worker, not yet `ready`. Raises `SandboxLost` where the place is gone."""
+    def fork(self, kind: Kind, reply_bytes: int) -> Worker:
+        """A worker, on its way. Raises `SandboxLost` where the place is gone."""
 
     async def end(self, worker: Worker) -> int:
         """Kill a worker and its descendants: its exit code, negative for the signal that ended it (-9 may be
@@ -74,5 +74,6 @@ class Place(Protocol):
         """Raises `SandboxLost` where it does not stand."""
 
     async def leave(self, clean: bool) -> bool:
-        """End every process and remove everything; where the sandbox was `clean`, its database's process,
-        which never ran agent code, may stay for the next: then True."""
+        """End every process, also under a call, which then finds its worker gone, and remove everything;
+        where the sandbox was `clean`, its database's process, which never ran agent code, may stay for the
+        next: then True."""

@@ -16,7 +16,7 @@ from rollwright.clock import Clock, SystemClock
 from rollwright.errors import DeadlineExceeded, SandboxError, SandboxLost, SandboxUnavailable
 from rollwright.pool.base import Lease
 from rollwright.sandbox import archive
-from rollwright.sandbox.base import Guarantee, GuaranteeName, Guarantees, Limits, Sandbox, Snapshot
+from rollwright.sandbox.base import Guarantee, GuaranteeName, Guarantees, Limits, Sandbox, Snapshot, State
 from rollwright.sandbox.instance import LocalSandbox
 from rollwright.sandbox.place import Place
 from rollwright.sandbox.probe import probe
@@ -208,13 +208,13 @@ class LocalProvider(ABC):
         self._room.release()
 
     async def connect(self, id: str) -> Sandbox:
-        try:
-            return self._living[id]
-        except KeyError:
+        sandbox = self._living.get(id)
+        if sandbox is None or sandbox.info().state is State.KILLED:
             raise SandboxLost(
                 f"no sandbox {id} lives here; a sandbox on this machine is reached by the process that "
                 "made it"
-            ) from None
+            )
+        return sandbox
 
     async def load(self, path: Path) -> Snapshot:
         content = archive.load(path)

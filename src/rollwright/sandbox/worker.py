@@ -252,8 +252,10 @@ def _cell(value: Any) -> Any:
     return value
 
 
-def execute(argv: Sequence[str], stdin: str, timeout: float, limit: int) -> Reply:
-    """Run a program to its end, its deadline or its output limit."""
+def execute(argv: Sequence[str], stdin: str, timeout: float, limit: int, moved: str = "") -> Reply:
+    """Run a program to its end, its deadline or its output limit; `moved` as in `Interpreter.run`."""
+    if moved:
+        _follow(moved)
     deadline = time.monotonic() + timeout
     source = os.memfd_create("stdin")
     with open(source, "wb", closefd=False) as file:

@@ -64,9 +64,8 @@ class Agent:
             "remove": lambda path: files.remove_beneath(self._work, path),
             "upload": lambda path, data: files.unpack_beneath(self._work, data, path, self._bounds),
             "download": lambda path: files.pack_beneath(self._work, path, self._bounds),
-            "rotate": lambda: self._layers.rotate(),
+            "rotate": self._rotate,
             "restore": lambda lowers: self._layers.restore(lowers),
-            "tree": lambda: kernel.tree(template.OWN),
             "attach": attach,
             "freeze": self._freeze,
             "ping": lambda: None,
@@ -122,8 +121,9 @@ class Agent:
             result = self._operations[operation](**request)
             if isinstance(result, bytes):
                 given.append(memory.hold(result))
-            elif isinstance(result, int):
-                given.append(result)
+            elif isinstance(result, tuple):
+                said |= result[0]
+                given += result[1]
             elif result is not None:
                 said |= result
         except OSError as error:
@@ -137,6 +137,10 @@ class Agent:
         for descriptor in given:
             os.close(descriptor)
         return True
+
+    def _rotate(self, first: bool) -> tuple[dict[str, Any], list[int]]:
+        """Seal what there is; the `first` time with a descriptor of all layers."""
+        return self._layers.rotate(), [kernel.tree(template.OWN)] if first else []
 
     def _fork(self, kind: str, descriptor: int) -> dict[str, Any]:
         return {"pid": self._forks.fork(lambda: self._become(kind, descriptor))}

@@ -12,7 +12,7 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal
 
-from rollwright.errors import SandboxError
+from rollwright.errors import SandboxError, SandboxLost
 from rollwright.sandbox.base import Files, Limits, Snapshot
 from rollwright.sandbox.channel import Answer, Line, Worker, pair
 from rollwright.sandbox.native import memory
@@ -118,33 +118,31 @@ class NativePlace:
             raise SandboxError(f"sandbox {self.id}: {operation} failed: {answer.said['text']}")
         return answer
 
-    async def fork(self, kind: Kind, reply_bytes: int) -> Worker:
+    def fork(self, kind: Kind, reply_bytes: int) -> Worker:
         ours, theirs = pair()
-        future = None
-        try:
-            with theirs:
+        with theirs:
+            try:
                 future = self._line.send("fork", (theirs.fileno(),), kind=kind.value)
-            return Worker((await self._line.answer(future)).said["pid"], ours, reply_bytes)
-        except BaseException as error:  # boundary: whatever ends the wait, socket and process go
-            ours.close()
-            if future is not None and future.done() and not (future.cancelled() or future.exception()):
-                if "pid" not in (said := future.result().said):
-                    raise SandboxError(f"sandbox {self.id}: no worker: {said.get('text')}") from error
-                self._line.send("end", pid=said["pid"])
-            raise
+            except SandboxLost:
+                ours.close()
+                raise
+        return Worker(future, ours, reply_bytes)
 
     async def end(self, worker: Worker) -> int:
-        return int((await self._ask("end", pid=worker.pid)).said["status"])
+        said = (await self._line.answer(worker.forked)).said
+        if "pid" not in said:
+            raise SandboxError(f"sandbox {self.id}: no worker could be forked: {said['text']}")
+        return int((await self._ask("end", pid=said["pid"])).said["status"])
 
     def out_of_memory(self) -> bool:
         return self._nest.group is not None and self._nest.group.killed()
 
     async def snapshot(self) -> Snapshot:
+        answer = await self._ask("rotate", first=self._own is None)
         if self._own is None:
-            answer = await self._ask("tree")
             self._own = Ground(self._nest.zygote, answer.descriptors[0])
             self._hold([Layer(self._own, "")])
-        said = (await self._ask("rotate")).said
+        said = answer.said
         self.moves = said["moved"]
         named = {ground.name: ground for ground in self._grounds} | {"own": self._own}
         layers = []
