@@ -6,7 +6,7 @@ what it computes and writes is what those two would, up to rounding.
 
 On a CPU a small model's step costs as much for making views and small tensors as for computing. So each
 operation is bound once to its arguments; between steps only numbers change, in arrays that the tensors share
-their memory with. Attention runs over places in steps of `STRIDE`, hidden ones masked, so that views last.
+their memory with. Attention runs over places in steps, hidden ones masked, so that views last.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from rollwright.engine.embedded.plan import Plan
 from rollwright.engine.embedded.radix import Views
 from rollwright.model.folded import Folded, Layer
 
-STRIDE = 32
-"""Places that one set of views reaches beyond the last."""
+STRIDE, LEAST, MOST = 512, 8, 128
+"""Views reach up to STRIDE / rows places beyond the last, within these bounds: making them costs the same for any
+number of rows, computing with more places than are needed does not."""
 
 Read = tuple[Views, Index]
 """Keys and values of each layer, and int64[n] the rows that read them in place."""
@@ -43,6 +44,7 @@ class Replay:
         self._table: Tensor | None = None
         self._weights: object = None
         self._seen = 0
+        self._stride = min(max(STRIDE // rows, LEAST), MOST)
         self._calls: list[Callable[[], object]] = []
         self._ids, self._positions = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
         self._write = np.zeros((2, rows, shape.kv_heads), np.int64)
@@ -53,7 +55,7 @@ class Replay:
         """float32[n, V], valid until the next call, for int64[n] ids at these positions of their histories
         and places of their rows; `again` says that the call before was the same, a token earlier."""
         kv, most = self._kv, int(places.max()) + 1
-        seen = min(-(-most // STRIDE) * STRIDE, kv.places)
+        seen = min(-(-most // self._stride) * self._stride, kv.places)
         if (
             seen > self._seen
             or 2 * seen <= self._seen
