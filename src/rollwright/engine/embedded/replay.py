@@ -25,8 +25,8 @@ from rollwright.engine.embedded.radix import Views
 from rollwright.model.folded import Folded, Layer
 
 STRIDE, LEAST, MOST = 512, 8, 128
-"""Views reach up to STRIDE / rows places beyond the last, within these bounds: making them costs the same for any
-number of rows, computing with more places than are needed does not."""
+"""Views reach up to STRIDE / rows places beyond the last, within these bounds: making them costs the same for
+any number of rows, computing with more places than are needed does not."""
 
 Read = tuple[Views, Index]
 """Keys and values of each layer, and int64[n] the rows that read them in place."""
