@@ -15,7 +15,6 @@ import socket
 import sys
 
 from rollwright.sandbox import worker
-from rollwright.sandbox.remote.inside.ask import send
 
 
 def adopt_orphans() -> None:
@@ -48,8 +47,7 @@ def work(descriptor: str, settings: str) -> str:
         resource.setrlimit(kind, (value, value + (kind == resource.RLIMIT_CPU and hard != value)))
     del sys.argv[1:], sys.path[0]
     connection = socket.socket(fileno=3)
-    send(connection, worker.READY)
-    worker.serve(connection, limits["output_bytes"])
+    worker.serve(connection, limits["kind"], limits["output_bytes"])
     return ""
 
 
