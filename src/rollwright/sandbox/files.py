@@ -229,6 +229,12 @@ def pack_beneath(root: str | Path, path: str, limit: Bounds) -> bytes:
                 data, program = _read(found.name, found.folder, found.path, min(room, limit.file_bytes))
             except FileNotFoundError:
                 continue
+            except OSError as error:
+                if error.errno == errno.EFBIG and room < limit.file_bytes:
+                    raise OSError(
+                        errno.EFBIG, f"files of more than {limit.total_bytes} bytes", path
+                    ) from error
+                raise
             room -= len(data)
             files.append((found.path, data))
             if program:

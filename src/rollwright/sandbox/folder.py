@@ -182,7 +182,11 @@ class FolderPlace:
         folder = self._slot.folder.parent / "snapshots"
         folder.mkdir(exist_ok=True)
         path = folder / f"{uuid.uuid4().hex}.tar"
-        path.write_bytes(await self.files.download())
+        try:
+            content = await self.files.download()
+        except OSError as error:
+            raise SandboxError(f"sandbox {self.id}: its files cannot be kept: {error}") from error
+        path.write_bytes(content)
         return FolderSnapshot(path)
 
     async def restore(self, snapshot: Snapshot) -> None:

@@ -1,97 +1,100 @@
 """Life and death of sandboxes, workers and the zygote; refusals; the reaper."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 import pytest
+from local_sandboxes import WALLED, below, built, first, until, until_busy, worker, zygote
 
 from rollwright.errors import DeadlineExceeded, LeaseRevoked, SandboxLost, SandboxUnavailable
 from rollwright.pool.base import WorkKind
 from rollwright.sandbox import config as configuration
-from rollwright.sandbox import confine, local, owners
+from rollwright.sandbox import local, owners, processes
+from rollwright.sandbox import provider as providers
+from rollwright.sandbox.auto import AutoProvider
 from rollwright.sandbox.base import Limits
+from rollwright.sandbox.folder import FolderPlace
 from rollwright.sandbox.instance import LocalSandbox
 from rollwright.sandbox.local import LandlockProvider, ProcessProvider
-from rollwright.testing.sandboxes import running
+from rollwright.sandbox.native.provider import NativeProvider
+from rollwright.sandbox.place import Kind
+from rollwright.sandbox.provider import LocalProvider
+from rollwright.sandbox.registry import Recorded, Registry
 from rollwright.types import CallStatus, Environment
 
 TABLE = Environment(sql="CREATE TABLE t(a); INSERT INTO t VALUES (1)")
 ENDLESS = "WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i+1 FROM r) SELECT count(*) FROM r"
 
 
+@pytest.fixture(params=WALLED)
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture
-async def provider(tmp_path: Path) -> AsyncIterator[LandlockProvider]:
+async def provider(backend: str, tmp_path: Path) -> AsyncIterator[LocalProvider]:
+    made = built(backend, tmp_path / "sandboxes")
+    await made.start()
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def landlock(tmp_path: Path) -> AsyncIterator[LandlockProvider]:
     made = LandlockProvider(tmp_path / "sandboxes")
     await made.start()
     yield made
     await made.close()
 
 
-async def made(provider: LandlockProvider, environment: Environment = TABLE) -> LocalSandbox:
+async def made(provider: LocalProvider, environment: Environment = TABLE) -> LocalSandbox:
     sandbox = await provider.create(environment, owner="r1")
     assert isinstance(sandbox, LocalSandbox)
     return sandbox
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait; the test's own deadline ends it."""
-    while not condition():  # noqa: ASYNC110 - what is waited for happens in other processes
-        await asyncio.sleep(0.002)
-
-
-async def until_busy(sandbox: LocalSandbox, pid: int) -> None:
-    """Until the process has used CPU on the call."""
-
-    def ticks() -> int:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11])
-
-    before = ticks()
-    await until(lambda: ticks() >= before + 2)
-
-
-async def test_a_killed_database_process_loses_the_sandbox(provider: LandlockProvider) -> None:
+async def test_a_killed_database_process_loses_the_sandbox(provider: LocalProvider) -> None:
     sandbox = await made(provider)
-    database = sandbox._slot.database
-    assert database is not None
+    database = worker(provider, sandbox, Kind.DATABASE)
     call = asyncio.create_task(sandbox.sql(ENDLESS, timeout=60))
-    await until_busy(sandbox, database.pid)
-    os.kill(database.pid, signal.SIGKILL)
+    await until_busy(database)
+    os.kill(database, signal.SIGKILL)
     with pytest.raises(SandboxLost, match="database process"):
         await call
     with pytest.raises(SandboxLost):
         await sandbox.run_code("1", timeout=5)
-    await sandbox.close()
+    await sandbox.kill()
 
 
-async def test_a_killed_interpreter_costs_its_variables_only(provider: LandlockProvider) -> None:
+async def test_a_killed_interpreter_costs_its_variables_only(provider: LocalProvider) -> None:
     sandbox = await made(provider)
     assert (await sandbox.run_code("x = 1", timeout=5)).status is CallStatus.OK
-    interpreter = sandbox._interpreter
-    assert interpreter is not None
+    interpreter = worker(provider, sandbox, Kind.INTERPRETER)
     call = asyncio.create_task(sandbox.run_code("while True: pass", timeout=60))
-    await until_busy(sandbox, interpreter.pid)
-    os.kill(interpreter.pid, signal.SIGKILL)
+    await until_busy(interpreter)
+    os.kill(interpreter, signal.SIGKILL)
     assert (await call).status is CallStatus.LOST
     assert "NameError" in (await sandbox.run_code("x", timeout=5)).stderr
     assert (await sandbox.sql("SELECT a FROM t", timeout=5)).status is CallStatus.OK
+    await sandbox.kill()
 
 
-async def test_a_killed_zygote_loses_its_sandboxes_and_is_replaced(provider: LandlockProvider) -> None:
+async def test_a_killed_zygote_loses_its_sandboxes_and_is_replaced(provider: LocalProvider) -> None:
     busy, idle = await made(provider), await made(provider)
+    assert (await busy.run_code("1", timeout=10)).status is CallStatus.OK
+    interpreter = worker(provider, busy, Kind.INTERPRETER)
+    pids = below(zygote(provider))
+    assert {interpreter, *(worker(provider, each, Kind.DATABASE) for each in (busy, idle))} <= set(pids)
     call = asyncio.create_task(busy.run_code("while True: pass", timeout=60))
-    await until(lambda: busy._interpreter is not None)
-    assert busy._interpreter is not None
-    pids = [busy._interpreter.pid, *(s._slot.database.pid for s in (busy, idle) if s._slot.database)]
-    await until_busy(busy, pids[0])
-    zygote = provider._zygote
-    assert zygote is not None and zygote._process is not None
-    zygote._process.kill()
+    await until_busy(interpreter)
+    os.kill(zygote(provider), signal.SIGKILL)
     with pytest.raises(SandboxLost):
         await call
     with pytest.raises(SandboxLost):
@@ -99,93 +102,121 @@ async def test_a_killed_zygote_loses_its_sandboxes_and_is_replaced(provider: Lan
     fresh = await made(provider)
     assert (await fresh.sql("SELECT a FROM t", timeout=5)).status is CallStatus.OK
     for sandbox in (busy, idle, fresh):
-        await sandbox.close()
-    await until(lambda: not any(map(running, pids)))
+        await sandbox.kill()
+    await until(lambda: not any(map(processes.alive, pids)))
+    assert provider.live == 0
 
 
-async def test_a_forked_child_that_runs_on_does_not_answer(provider: LandlockProvider) -> None:
+@pytest.mark.needs("namespaces")
+async def test_a_killed_pid_1_loses_its_sandbox_only(tmp_path: Path) -> None:
+    provider = built("native", tmp_path / "sandboxes")
+    await provider.start()
+    lost, other = await made(provider), await made(provider)
+    pid = first(provider, lost)
+    pids = [pid, *below(pid)]
+    assert len(pids) > 1
+    call = asyncio.create_task(lost.sql(ENDLESS, timeout=60))
+    await until_busy(worker(provider, lost, Kind.DATABASE))
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(SandboxLost):
+        await call
+    assert (await other.sql("SELECT a FROM t", timeout=5)).status is CallStatus.OK
+    await until(lambda: not any(map(processes.alive, pids)))
+    await lost.kill()
+    assert provider.live == 1
+    await provider.close()
+
+
+async def test_a_forked_child_that_runs_on_does_not_answer(provider: LocalProvider) -> None:
     sandbox = await made(provider)
     forking = "import os\nfor _ in range(3): os.fork()\nos.getpid()"
-    first = await sandbox.run_code(forking, timeout=10)
-    assert first.status is CallStatus.OK
-    assert (await sandbox.run_code("os.getpid()", timeout=10)).value == first.value
-    await sandbox.close()
+    answer = await sandbox.run_code(forking, timeout=10)
+    assert answer.status is CallStatus.OK
+    assert (await sandbox.run_code("os.getpid()", timeout=10)).value == answer.value
+    await sandbox.kill()
 
 
-async def test_a_clean_database_process_serves_the_next_sandbox_afresh(provider: LandlockProvider) -> None:
-    first = await made(provider)
-    assert first._slot.database is not None
-    pid = first._slot.database.pid
+async def test_a_clean_database_process_serves_the_next_sandbox_afresh(landlock: LandlockProvider) -> None:
+    first = await made(landlock)
+    pid = worker(landlock, first, Kind.DATABASE)
     await first.sql("CREATE TEMP TABLE kept(a)", timeout=5)
     await first.sql("BEGIN", timeout=5)
-    await first.close()
-    second = await made(provider)
-    assert second._slot.database is not None and second._slot.database.pid == pid
+    await first.kill()
+    second = await made(landlock)
+    assert worker(landlock, second, Kind.DATABASE) == pid
     assert second.id != first.id
     for statement in ("SELECT * FROM kept", "COMMIT"):
         assert (await second.sql(statement, timeout=5)).status is CallStatus.ERROR
     assert (await second.sql(ENDLESS, timeout=0.1)).status is CallStatus.TIMEOUT
-    await second.close()
-    third = await made(provider)
-    assert third._slot.database is not None and third._slot.database.pid != pid
-    await third.close()
+    await second.kill()
+    third = await made(landlock)
+    assert worker(landlock, third, Kind.DATABASE) != pid
+    await third.kill()
 
 
-async def test_many_sandboxes_leave_no_process_and_no_descriptor(provider: LandlockProvider) -> None:
+async def test_many_sandboxes_leave_no_process_and_no_descriptor(provider: LocalProvider) -> None:
     async def once() -> None:
         sandbox = await made(provider)
         await sandbox.run_code("1", timeout=10)
-        await sandbox.close()
+        await sandbox.kill()
 
     await once()
     before = len(os.listdir("/proc/self/fd"))
     await asyncio.gather(*(once() for _ in range(8)))
+    kept = len(below(zygote(provider)))
     for _ in range(20):
         await once()
     assert provider.live == 0
-    assert len(os.listdir("/proc/self/fd")) <= before + 8, "one connection for each idle slot"
-    zygote = provider._zygote
-    assert zygote is not None
-    assert len(zygote._pids) <= 8
+    # an idle slot keeps a connection and a database, a nest a line, its cgroup's descriptor and itself
+    assert len(os.listdir("/proc/self/fd")) <= before + 16
+    assert len(below(zygote(provider))) <= kept <= 1 + 8 + 1, "pid 1, nests, the nest of the probe's limits"
 
 
 async def test_the_number_of_live_sandboxes_is_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    provider = LandlockProvider(tmp_path / "sandboxes", max_live=2)
+    provider = built(backend, tmp_path / "sandboxes", max_live=2)
     await provider.start()
     first, _ = await made(provider), await made(provider)
     waiting = asyncio.create_task(made(provider))
     await asyncio.sleep(0.05)
     assert not waiting.done()
-    await first.close()
-    await (await waiting).close()
+    await first.kill()
+    await (await waiting).kill()
     third = await made(provider)
-    monkeypatch.setattr(local, "_CREATE_SECONDS", 0.05)
+    monkeypatch.setattr(providers, "_CREATE_SECONDS", 0.05)
     with pytest.raises(DeadlineExceeded, match="2 live sandboxes"):
         await made(provider)
-    await third.close()
+    with pytest.raises(DeadlineExceeded, match="2 live sandboxes"):
+        await third.fork()
+    await third.kill()
     await provider.close()
     assert provider.live == 0
     with pytest.raises(SandboxLost):
         await made(provider)
 
 
-async def test_a_cancelled_create_leaves_nothing(provider: LandlockProvider) -> None:
-    for rounds in range(6):
+@pytest.mark.parametrize("pause", [0, 0.001])
+async def test_a_cancelled_create_leaves_nothing(provider: LocalProvider, pause: float) -> None:
+    await (await made(provider)).kill()
+    before = len(below(zygote(provider)))
+    for rounds in range(8):
         creating = asyncio.create_task(made(provider))
         for _ in range(rounds):
-            await asyncio.sleep(0)
+            await asyncio.sleep(pause)
         creating.cancel()
         await asyncio.wait([creating])
-    for _ in range(3000):  # what was cancelled is closed behind its back
-        if provider.live == 0:
+        if not creating.cancelled():  # it was faster
+            await creating.result().kill()
+    for _ in range(3000):  # what was cancelled is ended behind its back
+        if provider.live == 0 and len(below(zygote(provider))) <= before:
             break
         await asyncio.sleep(0.01)
     assert provider.live == 0
+    assert len(below(zygote(provider))) <= before
     sandbox = await made(provider)
     assert (await sandbox.sql("SELECT a FROM t", timeout=5)).status is CallStatus.OK
-    await sandbox.close()
+    await sandbox.kill()
 
 
 class Revocable:
@@ -201,37 +232,64 @@ class Revocable:
             raise LeaseRevoked("taken back")
 
 
-async def test_no_sandbox_is_made_under_a_revoked_lease(tmp_path: Path) -> None:
+async def test_no_sandbox_is_made_under_a_revoked_lease(backend: str, tmp_path: Path) -> None:
     lease = Revocable()
-    provider = LandlockProvider(tmp_path / "sandboxes", lease=lease)
+    provider = built(backend, tmp_path / "sandboxes", lease=lease)
     await provider.start()
     sandbox = await made(provider)
     lease.revoked = True
     with pytest.raises(LeaseRevoked):
         await made(provider)
+    with pytest.raises(LeaseRevoked):
+        await sandbox.fork()
     assert (await sandbox.sql("SELECT a FROM t", timeout=5)).status is CallStatus.OK
     await provider.close()
 
 
-async def test_a_requirement_that_is_not_met_refuses(tmp_path: Path) -> None:
-    provider = LandlockProvider(tmp_path / "sandboxes", require=("fs", "kernel_surface"))
+async def test_a_requirement_that_is_not_met_refuses(backend: str, tmp_path: Path) -> None:
+    provider = built(backend, tmp_path / "sandboxes", require=("fs", "kernel_surface"))
     with pytest.raises(SandboxUnavailable, match=r"kernel_surface is best_effort.*--unsafe-sandbox"):
         await provider.start()
     with pytest.raises(SandboxUnavailable, match=r"without isolation.*--unsafe-sandbox"):
         await ProcessProvider(tmp_path / "process").start()
 
 
+async def test_a_sandbox_is_refused_what_it_requires_beyond_the_provider(provider: LocalProvider) -> None:
+    with pytest.raises(SandboxUnavailable, match="kernel_surface is best_effort"):
+        await provider.create(owner="r1", require=("kernel_surface",))
+    assert provider.live == 0
+
+
 async def test_without_landlock_only_unsafe_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(configuration.AutoSandbox().build(tmp_path), LandlockProvider)
-    monkeypatch.setattr(confine, "landlock_abi", lambda: 0)
     monkeypatch.setattr(local, "landlock_abi", lambda: 0)
     with pytest.raises(SandboxUnavailable, match=r"no Landlock.*--unsafe-sandbox"):
-        configuration.AutoSandbox().build(tmp_path)
-    with pytest.raises(SandboxUnavailable, match="no Landlock"):
         await configuration.LandlockSandbox().build(tmp_path).start()
-    assert isinstance(configuration.AutoSandbox(unsafe=True).build(tmp_path), ProcessProvider)
     with pytest.raises(SandboxUnavailable):
         await configuration.ProcessSandbox().build(tmp_path).start()
+
+
+async def test_auto_takes_the_first_that_starts_and_says_why_not_the_others(tmp_path: Path) -> None:
+    def candidates() -> list[tuple[str, LocalProvider]]:
+        impossible = LandlockProvider(tmp_path / "strict", require=("kernel_surface",))
+        return [("strict", impossible), ("process", ProcessProvider(tmp_path / "process", unsafe=True))]
+
+    provider = AutoProvider(candidates())
+    with pytest.raises(SandboxUnavailable, match="start comes first"):
+        await provider.create(owner="r1")
+    await provider.start()
+    sandbox = await provider.create(TABLE, owner="r1")
+    assert sandbox.info().backend == "process" and provider.live == 1
+    assert (await provider.connect(sandbox.id)) is sandbox
+    await provider.close()
+    assert provider.live == 0
+    with pytest.raises(SandboxUnavailable, match=r"strict: .*kernel_surface is best_effort"):
+        await AutoProvider(candidates()[:1]).start()
+
+
+def test_auto_runs_bare_processes_only_where_that_is_said() -> None:
+    names = [each.type for each in configuration.AutoSandbox().candidates()]
+    assert "process" not in names and names[0] == "native"
+    assert [each.type for each in configuration.AutoSandbox(unsafe=True).candidates()] == [*names, "process"]
 
 
 def test_limits_reach_the_sandbox() -> None:
@@ -239,14 +297,13 @@ def test_limits_reach_the_sandbox() -> None:
     assert limits == Limits(memory_bytes=100 * 2**20, output_bytes=2048, file_bytes=3 * 2**20)
 
 
-async def test_a_wall_that_cannot_be_put_up_stops_the_worker(tmp_path: Path) -> None:
-    provider = LandlockProvider(tmp_path / "sandboxes")
-    await provider.start()
-    sandbox = await made(provider, Environment())
-    sandbox._work = sandbox._slot.folder / "nowhere"  # Landlock cannot open it: no walls, no worker
+async def test_a_wall_that_cannot_be_put_up_stops_the_worker(landlock: LandlockProvider) -> None:
+    sandbox = await made(landlock, Environment())
+    assert isinstance(sandbox._place, FolderPlace)
+    sandbox._place._slot.work.rmdir()  # Landlock cannot open it: no walls, no worker
     with pytest.raises(SandboxLost, match="ended with 70"):
         await sandbox.run_code("1", timeout=5)
-    await provider.close()
+    await sandbox.kill()
 
 
 def test_the_reaper_removes_what_a_dead_host_left(tmp_path: Path) -> None:
@@ -276,35 +333,69 @@ def test_the_reaper_removes_what_a_dead_host_left(tmp_path: Path) -> None:
             process.wait()
 
 
-async def test_leftovers_of_a_killed_host_are_gone_after_the_next_start(tmp_path: Path) -> None:
-    script = (
-        "import asyncio, pathlib, sys\n"
-        "from rollwright.sandbox.local import LandlockProvider\n"
-        "from rollwright.types import Environment\n"
-        "async def main():\n"
-        "    provider = LandlockProvider(pathlib.Path(sys.argv[1]), require=())\n"
-        "    await provider.start()\n"
-        "    sandbox = await provider.create(Environment(sql='CREATE TABLE t(a)'), owner='r')\n"
-        "    await sandbox.run_code('import os, time\\nif os.fork() == 0: time.sleep(600)', timeout=9)\n"
-        "    sys.stdout.write(f'{provider._zygote._process.pid}\\n'); sys.stdout.flush()\n"
-        "    await asyncio.sleep(600)\n"
-        "asyncio.run(main())\n"
-    )
-    root = tmp_path / "sandboxes"
-    command = [sys.executable, "-c", script, str(root)]
+HOST = """
+import asyncio, pathlib, sys
+from rollwright.sandbox.{module} import {name}
+from rollwright.types import Environment
+async def main():
+    provider = {name}(pathlib.Path(sys.argv[1]), require=())
+    await provider.start()
+    sandbox = await provider.create(Environment(sql='CREATE TABLE t(a)'), owner='r')
+    await sandbox.run_code('import os, time\\nif os.fork() == 0: time.sleep(600)', timeout=9)
+    sys.stdout.write('ready\\n'); sys.stdout.flush()
+    await asyncio.sleep(600)
+asyncio.run(main())
+"""
+
+
+def recorded(root: Path) -> list[Recorded]:
+    with contextlib.suppress(FileNotFoundError):  # it goes with the last record
+        return [each for each in Registry().records() if each.provider.root == str(root)]
+    return []
+
+
+async def left_by_a_killed_host(module: str, name: str, root: Path) -> list[int]:
+    """The processes a host leaves that is killed by SIGKILL, none of which can clean up for it."""
+    command = [sys.executable, "-c", HOST.format(module=module, name=name), str(root)]
     host = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: ASYNC220
-    assert host.stdout is not None
-    zygote = int(host.stdout.readline())
-    (folder,) = [path for path in root.iterdir() if path.is_dir()]
-    pids = [int(line.split()[0]) for line in (folder / "workers").read_text().splitlines()]
-    assert len(pids) == 2 and all(map(running, pids))
-    os.kill(zygote, signal.SIGSTOP)  # it cannot clean up for the host
+    assert host.stdout is not None and host.stdout.readline() == "ready\n"
+    left = below(host.pid)
+    for pid in left:
+        os.kill(pid, signal.SIGSTOP)
     host.kill()
     host.wait()
     host.stdout.close()
-    os.kill(zygote, signal.SIGKILL)
+    assert all(map(processes.alive, left))
+    return left
+
+
+async def test_leftovers_of_a_killed_host_are_gone_after_the_next_start(tmp_path: Path) -> None:
+    root = tmp_path / "sandboxes"
+    left = await left_by_a_killed_host("local", "LandlockProvider", root)
+    (folder,) = [path for path in root.iterdir() if path.is_dir()]
+    pids = [int(line.split()[0]) for line in (folder / "workers").read_text().splitlines()]
+    assert len(pids) == 2 and len(left) == 4, "zygote, database, interpreter, its child"
+    zygote = min(set(left) - set(pids))
+    os.kill(zygote, signal.SIGKILL)  # it is in nobody's record
     provider = LandlockProvider(root)
     await provider.start()
     assert not folder.exists()
-    await until(lambda: not any(map(running, pids)))
+    await until(lambda: not any(map(processes.alive, left)))
     await provider.close()
+
+
+@pytest.mark.needs("namespaces")
+async def test_leftovers_of_a_killed_native_host_are_gone_after_the_next_start(tmp_path: Path) -> None:
+    root = tmp_path / "sandboxes"
+    left = await left_by_a_killed_host("native.provider", "NativeProvider", root)
+    (record,) = recorded(root)
+    assert [made.owner for made in record.sandboxes] == ["r"]
+    assert len(left) >= 6, "zygote, its pid 1, the sandbox's, database, interpreter, its child"
+    provider = NativeProvider(root)
+    await provider.start()
+    await until(lambda: not any(map(processes.alive, left)))
+    assert not any(map(Path.exists, record.cgroups)) and not record.path.exists()
+    assert {path.name for path in root.iterdir()} <= {"root", "zygote.log"}
+    await provider.close()
+    assert [path.name for path in root.iterdir()] == ["zygote.log"]
+    assert recorded(root) == []
