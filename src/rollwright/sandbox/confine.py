@@ -152,8 +152,10 @@ def no_new_privileges() -> None:
     _prctl(_SET_NO_NEW_PRIVS, 1)
 
 
+_capset, _NOBODY, _NOTHING = _libc.capset, struct.pack("Ii", 0x20080522, 0), bytes(24)
+
+
 def drop_capabilities() -> None:
     """Give up every capability."""
-    header = struct.pack("Ii", 0x20080522, 0)
-    if _libc.capset(header, bytes(24)) != 0:
+    if _capset(_NOBODY, _NOTHING) != 0:
         raise OSError(ctypes.get_errno(), "capset")

@@ -13,18 +13,17 @@ import _ast  # `ast` is large, and every sandbox carries it
 import builtins
 import contextlib
 import io
-import json
 import math
 import os
 import select
-import socket
 import sqlite3
-import struct
 import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from rollwright.sandbox import lean
 
 DATABASE = "data.db"
 """The database's file in the working folder."""
@@ -32,6 +31,8 @@ READY = b"ready"
 """What a worker sends once its walls are up."""
 
 _MAX_ROWS = 1000
+_DESCRIPTORS = 1 << 20
+"""More than any process has."""
 _READING_PRAGMAS = frozenset(
     (
         *("table_info", "table_xinfo", "table_list", "index_list", "index_info", "index_xinfo"),
@@ -219,25 +220,6 @@ class Database:
             rows.append(cells)
         return {"status": status, "columns": columns, "rows": rows}
 
-    def dump(self, limit: int) -> Reply:
-        """The database as a script."""
-        pieces, size = [], 0
-        assert self._connection is not None, "`open` comes first"
-        try:
-            for piece in self._connection.iterdump():
-                if piece == "PRAGMA foreign_keys=OFF;":  # as it is anyway; a copy may not set it
-                    continue
-                pieces.append(piece)
-                size += len(piece)
-                if size > limit:
-                    return {
-                        "status": "output",
-                        "stderr": f"the database's script has more than {limit} characters",
-                    }
-        except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError, TypeError) as error:
-            return {"status": "error", "stderr": str(error)}  # an agent can leave a file that is no database
-        return {"status": "ok", "stdout": _clean("\n".join(pieces), 2 * limit)}
-
 
 def _text(data: bytes) -> str:
     return data.decode("utf-8", "replace")
@@ -317,16 +299,6 @@ def _collect(streams: dict[int, bytearray], ended: int, deadline: float, limit: 
             return "timeout"
 
 
-def _receive(connection: socket.socket, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        piece = connection.recv(size - len(data))
-        if not piece:
-            os._exit(0)  # the host is gone
-        data += piece
-    return bytes(data)
-
-
 def _follow(folder: str) -> None:
     """Go to where the working folder is now, and below it to where this process was."""
     try:
@@ -342,39 +314,50 @@ def inherit(environment: dict[str, str]) -> None:
     os.environ.update(environment)
 
 
-def keep_only(null: int, descriptor: int) -> socket.socket:
+def keep_only(null: int, descriptor: int) -> int:
     """Close every descriptor but `null`, which becomes the standard ones, and `descriptor`, the line to the
     host, which becomes 3; gives that."""
-    for standard in (0, 1, 2):
-        os.dup2(null, standard)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
     if descriptor == 3:
         os.set_inheritable(3, False)
     else:
         os.dup2(descriptor, 3, inheritable=False)
-    os.closerange(4, os.sysconf("SC_OPEN_MAX"))
-    return socket.socket(fileno=3)
+    os.closerange(4, _DESCRIPTORS)
+    return 3
 
 
-def serve(connection: socket.socket, kind: str, limit: int) -> None:
-    """Say that the walls are up; answer requests of one `kind` until the host closes its end. `limit` is what
-    one call may print, in characters."""
+def _receive(line: int, size: int) -> bytes:
+    data = os.read(line, size)
+    while len(data) < size:
+        piece = os.read(line, size - len(data))
+        if not piece:
+            os._exit(0)  # the host is gone
+        data += piece
+    return data
+
+
+def _send(line: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(line, data) :]
+
+
+def serve(line: int, kind: str, limit: int) -> None:
+    """Say that the walls are up; answer requests of one `kind` until the host closes its end of the stream
+    socket `line`. `limit` is what one call may print, in characters."""
     operations: dict[str, Callable[..., Reply]]
     if kind == "interpreter":
         operations = {"python": Interpreter(limit).run}
     elif kind == "database":
         database = Database(limit)
-        operations = {
-            "sql": database.run,
-            "open": database.open,
-            "close": database.close,
-            "dump": database.dump,
-        }
+        operations = {"sql": database.run, "open": database.open, "close": database.close}
     else:
         operations = {"exec": lambda **arguments: execute(limit=limit, **arguments)}
     pid = os.getpid()
-    connection.sendall(READY)
+    _send(line, READY)
     while True:
-        request = json.loads(_receive(connection, *struct.unpack("!I", _receive(connection, 4))))
+        request = lean.loads(_receive(line, int.from_bytes(_receive(line, 4), "big")))
         number, operation = request.pop("n"), request.pop("op")
         try:
             reply = operations[operation](**request)
@@ -384,5 +367,6 @@ def serve(connection: socket.socket, kind: str, limit: int) -> None:
             reply = {"status": "error", "stderr": f"{type(error).__name__}: {error}"}
         if os.getpid() != pid:
             os._exit(0)  # a child that the code forked and let run on: it must not answer
-        body = json.dumps({"n": number, **reply}).encode()
-        connection.sendall(struct.pack("!I", len(body)) + body)
+        reply["n"] = number
+        body = lean.dumps(reply)
+        _send(line, len(body).to_bytes(4, "big") + body)

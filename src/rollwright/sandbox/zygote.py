@@ -15,18 +15,17 @@ import gc
 import json
 import os
 import signal
-import socket
 import sys
 from typing import Any
 
-from rollwright.sandbox import confine, worker
+from rollwright.sandbox import confine, lean, worker
 from rollwright.sandbox.forks import Forks
 
 
 class Zygote:
     """Forks workers and ends them."""
 
-    def __init__(self, control: socket.socket, settings: dict[str, Any]) -> None:
+    def __init__(self, control: lean.Line, settings: dict[str, Any]) -> None:
         self._control = control
         self._pid = os.getpid()
         self._forks = Forks()
@@ -47,19 +46,19 @@ class Zygote:
 
     def serve(self) -> None:
         """Answer until the host is gone."""
-        self._control.send(json.dumps({"n": 0, "pid": self._pid}).encode())
+        self._control.send({"n": 0, "pid": self._pid})
         while True:
-            data, descriptors, _, _ = socket.recv_fds(self._control, 1 << 16, 1)
+            data, descriptors = self._control.receive()
             if not data:
                 break
-            request = json.loads(data)
+            request = lean.loads(data)
             if request["op"] == "fork":
                 reply = {"pid": self._fork(request, descriptors[0])}
             elif request["op"] == "freeze":
                 reply = {"done": self._freeze(request["pids"], request["frozen"])}
             else:
                 reply = {"status": self._forks.end(request["pid"])}
-            self._control.send(json.dumps({"n": request["n"], **reply}).encode())
+            self._control.send({"n": request["n"], **reply})
         for pid in tuple(self._forks.live):
             self._forks.end(pid)
 
@@ -88,18 +87,18 @@ class Zygote:
         if self._walls is not None:
             self._walls.close_in(folder)
         # closes the control end, the paths of the walls, and whatever the host had open
-        connection = worker.keep_only(null, descriptor)
         self._control.detach()
+        line = worker.keep_only(null, descriptor)
         processes = None if self._processes is None else self._processes + limits["processes"]
         confine.limit_resources(
             limits["cpu_seconds"], limits["memory_bytes"], limits["file_bytes"], processes
         )
-        worker.serve(connection, request["kind"], limits["output_bytes"])
+        worker.serve(line, request["kind"], limits["output_bytes"])
 
 
 def main() -> None:
     """`python -I -S -c '…main()' SOURCE DESCRIPTOR SETTINGS`."""
-    control, settings = socket.socket(fileno=int(sys.argv[2])), json.loads(sys.argv[3])
+    control, settings = lean.Line(int(sys.argv[2])), json.loads(sys.argv[3])
     del sys.path[0], sys.argv[1:]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the host's to answer
     confine.adopt_orphans()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import select
 import signal
@@ -21,7 +20,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from rollwright.sandbox import confine, files, worker
+from rollwright.sandbox import confine, files, lean, worker
 from rollwright.sandbox.archive import Bounds
 from rollwright.sandbox.forks import Forks
 from rollwright.sandbox.native import kernel, memory, template
@@ -48,7 +47,7 @@ class Order(NamedTuple):
 class Agent:
     """One sandbox from inside."""
 
-    def __init__(self, line: socket.socket, order: Order, scope: confine.Scope) -> None:
+    def __init__(self, line: lean.Line, order: Order, scope: confine.Scope) -> None:
         self._line, self._order, self._scope = line, order, scope
         self._forks = Forks(template.USER + "/proc")
         self._layers = Layers(order.limits, order.lowers)
@@ -60,7 +59,7 @@ class Agent:
             "end": lambda pid: {"status": self._forks.end(pid)},
             "read": lambda path: files.read_beneath(self._work, path, limits["file_bytes"]),
             "write": lambda path, data: files.write_beneath(self._work, path, data, limits["file_bytes"]),
-            "list": lambda path: json.dumps(files.list_beneath(self._work, path)).encode(),
+            "list": lambda path: lean.dumps(files.list_beneath(self._work, path)),
             "remove": lambda path: files.remove_beneath(self._work, path),
             "upload": lambda path, data: files.unpack_beneath(self._work, data, path, self._bounds),
             "download": lambda path: files.pack_beneath(self._work, path, self._bounds),
@@ -74,7 +73,6 @@ class Agent:
 
     def _set_up(self) -> None:
         kernel.map_ids("/proc/self", (template.UID, 0), (template.UID, 0))
-        kernel.set_dumpable(False)
         self._layers.mount()
         kernel.mount("proc", template.USER + "/proc", "proc", _FLAGS | kernel.NOEXEC)
         if not self._order.live:
@@ -91,11 +89,10 @@ class Agent:
         process."""
         woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
         poll = select.poll()
         poll.register(self._line, select.POLLIN)
         poll.register(woken, select.POLLIN)
-        self._line.send(json.dumps({"n": 0}).encode())
+        self._line.send({"n": 0})
         while True:
             for descriptor, _ in poll.poll():
                 if descriptor == woken:
@@ -106,10 +103,10 @@ class Agent:
                     return
 
     def _answer(self) -> bool:
-        data, descriptors, _, _ = socket.recv_fds(self._line, 1 << 18, 2)
+        data, descriptors = self._line.receive()
         if not data:
             return False
-        request = json.loads(data)
+        request = lean.loads(data)
         number, operation, carried = request.pop("n"), request.pop("op"), request.pop("carried", False)
         said: dict[str, Any] = {"n": number}
         given: list[int] = []
@@ -133,7 +130,7 @@ class Agent:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        socket.send_fds(self._line, [json.dumps(said).encode()], given)
+        self._line.send(said, given)
         for descriptor in given:
             os.close(descriptor)
         return True
@@ -149,21 +146,19 @@ class Agent:
         """In the child: give everything up, then serve."""
         signal.set_wakeup_fd(-1)
         os.setsid()
-        kernel.set_dumpable(True)  # what it may still do keeps others from looking into it
-        confine.adopt_orphans()
         limits = self._order.limits
         if self._order.counted:
             kernel.put("/proc/self/oom_score_adj", "500")
         os.chroot(template.USER)
         sys.path[:] = [path.removeprefix(template.USER) for path in sys.path]
         os.chdir(template.WORK)
-        connection = worker.keep_only(os.open("/dev/null", os.O_RDWR), descriptor)
         self._line.detach()
+        line = worker.keep_only(os.open("/dev/null", os.O_RDWR), descriptor)
         confine.limit_resources(
             limits["cpu_seconds"], limits["memory_bytes"], limits["file_bytes"], limits["processes"] + 1
         )
         confine.drop_capabilities()
-        worker.serve(connection, kind, limits["output_bytes"])
+        worker.serve(line, kind, limits["output_bytes"])
 
     def _freeze(self, frozen: bool) -> None:
         """Stop or continue every process but this one: a signal to all reaches what is being forked too."""

@@ -15,12 +15,10 @@ import json
 import os
 import select
 import signal
-import socket
 import sys
-from collections.abc import Sequence
 from typing import Any
 
-from rollwright.sandbox import confine, worker
+from rollwright.sandbox import confine, lean, worker
 from rollwright.sandbox.native import kernel, template
 from rollwright.sandbox.native.inside import Agent, Order, attach
 from rollwright.sandbox.seccomp import Filter, Profile
@@ -34,7 +32,7 @@ class Zygote:
     """Clones sandboxes and ends them. A nest is a fork of it in a memory cgroup: what is cloned from there is
     born in that group, for moving a process into one takes the kernel up to 20 ms."""
 
-    def __init__(self, control: socket.socket, settings: dict[str, Any]) -> None:
+    def __init__(self, control: lean.Line, settings: dict[str, Any]) -> None:
         self._control, self._settings = control, settings
         self._scope = confine.Scope()
         self._ending: dict[int, tuple[int, int]] = {}  # by pidfd: the pid, the request
@@ -53,10 +51,10 @@ class Zygote:
 
     def _answer(self) -> bool:
         """One request; False where there will be no more."""
-        data, descriptors, _, _ = socket.recv_fds(self._control, 1 << 18, 4)
+        data, descriptors = self._control.receive()
         if not data:
             return False
-        request = json.loads(data)
+        request = lean.loads(data)
         number, operation = request["n"], request["op"]
         try:
             if operation == "create":
@@ -83,8 +81,8 @@ class Zygote:
                 os.close(descriptor)
         return True
 
-    def _say(self, number: int, descriptors: Sequence[int] = (), **said: Any) -> None:
-        socket.send_fds(self._control, [json.dumps({"n": number, **said}).encode()], descriptors)
+    def _say(self, number: int, descriptors: list[int] | None = None, **said: Any) -> None:
+        self._control.send({"n": number, **said}, descriptors)
 
     def _nest(self, line: int, group: int) -> int:
         pid = os.fork()
@@ -94,7 +92,7 @@ class Zygote:
             self._control.detach()
             os.write(group, b"0")
             keep(line)
-            Zygote(socket.socket(fileno=3), self._settings).serve()
+            Zygote(lean.Line(3), self._settings).serve()
         except BaseException:  # boundary: as below
             sys.excepthook(*sys.exc_info())
         finally:
@@ -121,7 +119,7 @@ class Zygote:
         order = Order(
             request["limits"], request["lowers"], loopback, request["counted"], self._settings["live"]
         )
-        Agent(socket.socket(fileno=3), order, self._scope).serve()
+        Agent(lean.Line(3), order, self._scope).serve()
 
     def _end(self, number: int, pid: int) -> None:
         try:
@@ -147,12 +145,12 @@ def keep(line: int) -> None:
     """Close every descriptor but the standard ones and `line`, which becomes 3."""
     if line != 3:
         os.dup2(line, 3, inheritable=False)
-    os.closerange(4, os.sysconf("SC_OPEN_MAX"))
+    os.closerange(4, 1 << 20)
 
 
 def main() -> None:
     """`python -I -S -c '…main()' SOURCE DESCRIPTOR SETTINGS`."""
-    control, settings = socket.socket(fileno=int(sys.argv[2])), json.loads(sys.argv[3])
+    control, settings = lean.Line(int(sys.argv[2])), json.loads(sys.argv[3])
     del sys.path[0], sys.argv[1:]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the host's to answer
     outer = _prepare(settings)
@@ -167,16 +165,21 @@ def main() -> None:
         worker.inherit(settings["environment"] | {"HOME": template.WORK, "TMPDIR": "/tmp"})
         confine.no_new_privileges()
         Filter(Profile.OWN).install()
+        signal.signal(signal.SIGCHLD, _wake)  # for the agents to be
         zygote = Zygote(control, settings)
         gc.collect()
         gc.freeze()  # else the first collection in a child copies every page
         zygote.serve()
         os._exit(0)
-    control.close()
+    os.close(control.detach())
     kernel.map_ids(f"/proc/{pid}", (0, outer), (0, outer))
     os.write(go, b"!")
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     os._exit(0 if status == 0 else 70)
+
+
+def _wake(*_: object) -> None:
+    """A child has ended: a handler, so that the wakeup descriptor is written to."""
 
 
 def _prepare(settings: dict[str, Any]) -> int:

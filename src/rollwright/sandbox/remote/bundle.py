@@ -15,6 +15,7 @@ _MODULES = (
     "errors.py",
     "sandbox/archive.py",
     "sandbox/files.py",
+    "sandbox/lean.py",
     "sandbox/worker.py",
     "sandbox/remote/inside/ask.py",
     "sandbox/remote/inside/helper.py",

@@ -11,7 +11,6 @@ import ctypes
 import json
 import os
 import resource
-import socket
 import sys
 
 from rollwright.sandbox import worker
@@ -46,8 +45,7 @@ def work(descriptor: str, settings: str) -> str:
         # a second between SIGXCPU, which names the cause, and SIGKILL, which doesn't
         resource.setrlimit(kind, (value, value + (kind == resource.RLIMIT_CPU and hard != value)))
     del sys.argv[1:], sys.path[0]
-    connection = socket.socket(fileno=3)
-    worker.serve(connection, limits["kind"], limits["output_bytes"])
+    worker.serve(3, limits["kind"], limits["output_bytes"])
     return ""
 
 
