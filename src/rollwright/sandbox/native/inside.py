@@ -28,6 +28,7 @@ from rollwright.sandbox.native.layers import Layers
 
 _FLAGS = kernel.NOSUID | kernel.NODEV
 _SIOCSIFFLAGS, _UP = 0x8914, 1
+_WORK = template.USER + template.WORK
 
 
 class Order(NamedTuple):
@@ -47,31 +48,17 @@ class Order(NamedTuple):
 class Agent:
     """One sandbox from inside."""
 
-    def __init__(self, line: lean.Line, order: Order, scope: confine.Scope) -> None:
-        self._line, self._order, self._scope = line, order, scope
-        self._forks = Forks(template.USER + "/proc")
+    def __init__(self, order: Order, scope: confine.Scope) -> None:
+        self._order, self._scope = order, scope
         self._layers = Layers(order.limits, order.lowers)
-        self._work = template.USER + template.WORK
         limits = order.limits
         self._bounds = Bounds(limits["disk_bytes"], limits["files"], limits["file_bytes"])
-        self._operations: dict[str, Callable[..., Any]] = {
-            "fork": self._fork,
-            "end": lambda pid: {"status": self._forks.end(pid)},
-            "read": lambda path: files.read_beneath(self._work, path, limits["file_bytes"]),
-            "write": lambda path, data: files.write_beneath(self._work, path, data, limits["file_bytes"]),
-            "list": lambda path: lean.dumps(files.list_beneath(self._work, path)),
-            "remove": lambda path: files.remove_beneath(self._work, path),
-            "upload": lambda path, data: files.unpack_beneath(self._work, data, path, self._bounds),
-            "download": lambda path: files.pack_beneath(self._work, path, self._bounds),
-            "rotate": self._rotate,
-            "restore": lambda lowers: self._layers.restore(lowers),
-            "attach": attach,
-            "freeze": self._freeze,
-            "ping": lambda: None,
-        }
-        self._set_up()
 
-    def _set_up(self) -> None:
+    def begin(self, line: int) -> None:
+        """Be pid 1 of the namespaces this process was cloned into: make the sandbox, then answer on
+        `line`."""
+        self._line = lean.Line(line)
+        self._forks = Forks(template.USER + "/proc")
         kernel.map_ids("/proc/self", (template.UID, 0), (template.UID, 0))
         self._layers.mount()
         kernel.mount("proc", template.USER + "/proc", "proc", _FLAGS | kernel.NOEXEC)
@@ -80,9 +67,10 @@ class Agent:
         if self._order.loopback:
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
                 fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sh", b"lo", _UP))
-        socket.sethostname("sandbox")
-        if not self._order.loopback:
+        else:
             self._scope.close()
+        socket.sethostname("sandbox")
+        self.serve()
 
     def serve(self) -> None:
         """Answer until the host is gone. Orphans that end are waited for, so that none counts as a
@@ -115,7 +103,7 @@ class Agent:
                 request["data"] = memory.held(descriptors[0])
             elif descriptors:
                 request["descriptor"] = descriptors[0]
-            result = self._operations[operation](**request)
+            result = _OPERATIONS[operation](self, **request)
             if isinstance(result, bytes):
                 given.append(memory.hold(result))
             elif isinstance(result, tuple):
@@ -160,10 +148,57 @@ class Agent:
         confine.drop_capabilities()
         worker.serve(line, kind, limits["output_bytes"])
 
+    def _end(self, pid: int) -> dict[str, Any]:
+        return {"status": self._forks.end(pid)}
+
+    def _read(self, path: str) -> bytes:
+        return files.read_beneath(_WORK, path, self._bounds.file_bytes)
+
+    def _write(self, path: str, data: bytes) -> None:
+        files.write_beneath(_WORK, path, data, self._bounds.file_bytes)
+
+    def _list(self, path: str) -> bytes:
+        return lean.dumps(files.list_beneath(_WORK, path))
+
+    def _remove(self, path: str) -> None:
+        files.remove_beneath(_WORK, path)
+
+    def _upload(self, path: str, data: bytes) -> None:
+        files.unpack_beneath(_WORK, data, path, self._bounds)
+
+    def _download(self, path: str) -> bytes:
+        return files.pack_beneath(_WORK, path, self._bounds)
+
+    def _restore(self, lowers: list[str]) -> None:
+        self._layers.restore(lowers)
+
+    def _attach(self, name: str, descriptor: int) -> None:
+        attach(name, descriptor)
+
+    def _ping(self) -> None:
+        """It stands."""
+
     def _freeze(self, frozen: bool) -> None:
         """Stop or continue every process but this one: a signal to all reaches what is being forked too."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(-1, signal.SIGSTOP if frozen else signal.SIGCONT)
+
+
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    "fork": Agent._fork,
+    "end": Agent._end,
+    "read": Agent._read,
+    "write": Agent._write,
+    "list": Agent._list,
+    "remove": Agent._remove,
+    "upload": Agent._upload,
+    "download": Agent._download,
+    "rotate": Agent._rotate,
+    "restore": Agent._restore,
+    "attach": Agent._attach,
+    "freeze": Agent._freeze,
+    "ping": Agent._ping,
+}
 
 
 def attach(name: str, descriptor: int) -> None:

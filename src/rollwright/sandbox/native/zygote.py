@@ -101,25 +101,25 @@ class Zygote:
     def _create(self, request: dict[str, Any], descriptors: list[int]) -> int:
         network = request["network"]
         apart = network == "loopback" or (network == "none" and not self._scope.complete)
+        order = Order(
+            request["limits"],
+            request["lowers"],
+            network == "loopback",
+            request["counted"],
+            self._settings["live"],
+        )
+        agent = Agent(order, self._scope)  # made here: what a clone makes costs it copies of pages
         pid = kernel.clone(_SPACES | (kernel.NEWNET if apart else 0))
         if pid:
             return pid
         try:
-            self._become(request, descriptors)
+            self._control.detach()
+            keep(descriptors[0])
+            agent.begin(3)
         except BaseException:  # boundary: to this process's stderr, then the child is gone
             sys.excepthook(*sys.exc_info())
         finally:
             os._exit(70)  # never back into the zygote's loop
-
-    def _become(self, request: dict[str, Any], descriptors: list[int]) -> None:
-        """In the clone: become the agent of a sandbox."""
-        self._control.detach()
-        keep(descriptors[0])
-        loopback = request["network"] == "loopback"
-        order = Order(
-            request["limits"], request["lowers"], loopback, request["counted"], self._settings["live"]
-        )
-        Agent(lean.Line(3), order, self._scope).serve()
 
     def _end(self, number: int, pid: int) -> None:
         try:
