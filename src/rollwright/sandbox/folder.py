@@ -119,7 +119,7 @@ class FolderPlace:
         self.forked: Literal["filesystem", "live"] | None = "filesystem" if parent else None
         self.files: Files = FolderFiles(slot.work, slot.limits)
         self.work = str(slot.work)
-        self.moves = False
+        self.moves, self.guarded = False, True
         self._slot, self._zygote, self._clock, self._left = slot, slot.zygote, clock, left
         self._workers: list[Worker] = []
         self._made = False

@@ -95,7 +95,11 @@ class LocalSandbox:
         if environment.sql:
             self._script = environment.sql
             async with self._turn:
-                await self._worker(Kind.DATABASE)
+                try:
+                    await self._worker(Kind.DATABASE)
+                except WorkerGone as gone:
+                    await self._end(Kind.DATABASE)
+                    raise SandboxError(f"sandbox {self.id}: its database could not be made: {gone}") from gone
 
     async def exec(self, command: Sequence[str] | str, *, timeout: float, stdin: str = "") -> ExecResult:
         argv = ["sh", "-c", command] if isinstance(command, str) else list(command)
@@ -118,13 +122,21 @@ class LocalSandbox:
 
     async def _kept(self) -> Snapshot:
         """What is there now. The database is closed for it, and whoever stays is told of a new folder."""
-        if Kind.DATABASE in self._workers and self._opened:
-            await self._trusted("close")
-            self._opened = False
+        await self._let_go()
         snapshot = await self._place.snapshot()
         if self._place.moves:
             self._behind.update(self._workers.keys() - {Kind.DATABASE})
         return snapshot
+
+    async def _let_go(self) -> None:
+        """Have the database's file closed."""
+        if Kind.DATABASE not in self._workers or not self._opened:
+            return
+        self._opened = False
+        try:
+            await self._trusted("close")
+        except WorkerGone:  # that closes it too
+            await self._end(Kind.DATABASE)
 
     async def restore(self, snapshot: Snapshot) -> None:
         async with self._turn:
@@ -157,9 +169,7 @@ class LocalSandbox:
         async with self._turn:
             self._check()
             worker = await self._worker(Kind.INTERPRETER)
-            if self._opened:
-                await self._trusted("close")
-                self._opened = False
+            await self._let_go()
             place, copy = await self._place.branch(worker, self._said_bytes)
             self._behind.update(self._workers.keys() - {Kind.DATABASE})
         branch = await self._adopt(self, place)
@@ -272,7 +282,8 @@ class LocalSandbox:
             self._check()  # the place may have been lost, or the sandbox killed, under the call
             if kind is not Kind.DATABASE and reply.columns is not None:  # only the database gives result sets
                 reply = await self._gone(kind, WorkerGone("gave a result set"))
-            if kind is Kind.PROGRAMS and reply.exit_code == -9 and self._place.out_of_memory():
+            ended = kind is Kind.PROGRAMS and reply.status is CallStatus.ERROR and reply.exit_code == -9
+            if ended and self._place.out_of_memory():
                 reply.status = CallStatus.MEMORY
             rows = None if reply.columns is None else RowSet(columns=reply.columns, rows=reply.rows)
             return ExecResult(
@@ -298,7 +309,7 @@ class LocalSandbox:
             return Reply(
                 n=0, status=CallStatus.MEMORY, stderr="the sandbox was out of memory", exit_code=code
             )
-        if kind is Kind.DATABASE and code != _CPU:
+        if kind is Kind.DATABASE and code != _CPU and self._place.guarded:
             self._lost = f"its {kind.value} process ended with {code} ({gone})"
             self._check()
         if code == _CPU:
@@ -317,6 +328,8 @@ class LocalSandbox:
                 return await database.call(operation, **arguments)
         except (TimeoutError, WorkerGone) as error:
             self._stained = True
+            if isinstance(error, WorkerGone) and not self._place.guarded:
+                raise  # the agent may have ended it
             self._lost = f"{operation} failed: {error or 'no answer'}"
             raise SandboxLost(f"sandbox {self.id}: {self._lost}") from error
         except asyncio.CancelledError:

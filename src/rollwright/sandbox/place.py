@@ -35,6 +35,9 @@ class Place(Protocol):
     parent: str | None
     forked: Literal["filesystem", "live"] | None
 
+    guarded: bool
+    """Whether what agents start cannot signal the process of the database."""
+
     @property
     def lost(self) -> str:
         """Why it is gone; empty while it stands."""

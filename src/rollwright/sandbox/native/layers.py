@@ -36,7 +36,7 @@ class Layers:
     def mount(self) -> None:
         """Make the tmpfs and the working folder."""
         limits = self._limits
-        data = f"mode=700,size={limits['disk_bytes']},nr_inodes={limits['files'] + 64}"
+        data = f"mode=700,size={limits['disk_bytes']},nr_inodes={limits['files'] + 3}"
         kernel.mount("sandbox", template.OWN, "tmpfs", _FLAGS, data)
         os.mkdir(f"{template.OWN}/tmp", 0o700)
         kernel.mount(f"{template.OWN}/tmp", template.USER + "/tmp", None, kernel.BIND)

@@ -93,10 +93,11 @@ class Nests:
         for nest in self._idle:
             if nest.zygote is zygote and nest.limits == limits and not nest.line.dead:
                 self._idle.remove(nest)
+                if nest.group is not None:
+                    nest.group.killed()  # what was, is not the next one's
                 return nest
         try:
-            # files are memory too: a sandbox may fill both
-            group = self.groups.new(uuid.uuid4().hex, limits.memory_bytes + limits.disk_bytes)
+            group = self.groups.new(uuid.uuid4().hex, limits.memory_bytes)  # its files are memory too
         except OSError as error:
             raise SandboxError(f"no memory cgroup could be made: {error}") from error
         return await self._made(zygote, limits, group)

@@ -90,7 +90,7 @@ class NativePlace:
         self.id, self.backend, self.limits, self.parent = id, backend, limits, parent
         self.forked: Literal["filesystem", "live"] | None = "filesystem" if parent else None
         self.files: Files = NativeFiles(line)
-        self.moves = False
+        self.moves, self.guarded = False, False
         self._line, self._nest, self._pid = line, nest, pid
         self._left, self._snapshot, self._entry = left, snapshot, entry
         self._grounds: list[Ground] = []
