@@ -49,6 +49,9 @@ bench: $(VENV)/.dev ## every benchmark, in its quick form
 	$(BIN)/python benchmarks/long_context.py --quick
 	$(BIN)/python benchmarks/grammar.py --quick
 	$(BIN)/python benchmarks/planner.py --quick
+	$(BIN)/python benchmarks/sandbox.py --quick
+	$(BIN)/python benchmarks/sandbox_abuse.py
+	$(BIN)/python benchmarks/sandbox_leaks.py --quick
 
 docs: $(VENV)/.docs ## the documentation, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
