@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from rollwright.agents.template import CONTROL, PieceTemplate
 from rollwright.config import RunConfig
 from rollwright.engine.config import EmbeddedConfig
-from rollwright.engine.kv.embedded import Pool, pool
+from rollwright.engine.kv.embedded import Pool, admissible, pool
 from rollwright.events import Metrics
 from rollwright.model.config import ModelConfig
 from rollwright.model.tokenizer import PieceTokenizer
@@ -177,6 +177,13 @@ def kv_pool(config: RunConfig, row_tokens: int) -> Pool | None:
     requests = max(config.rollout.concurrency, config.evaluation.concurrency)
     tail = min(row_tokens, config.model.context)
     return pool(config.engine, kv_values(config.model), requests=requests, tail=tail)
+
+
+def admitted(config: RunConfig, row_tokens: int) -> int | None:
+    """Rollouts under way at once for which the embedded engine has room; None where another engine says."""
+    if not isinstance(config.engine, EmbeddedConfig):
+        return None
+    return admissible(config.engine, min(row_tokens, config.model.context))
 
 
 def planned(config: RunConfig, tasks: TaskSet) -> Metrics | None:

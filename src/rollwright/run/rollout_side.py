@@ -43,7 +43,7 @@ from rollwright.rollout.factory import RolloutFactory
 from rollwright.rollout.groups import next_number, number_of
 from rollwright.rollout.rounds import Rounds
 from rollwright.run.begin import incarnation
-from rollwright.run.derived import planned
+from rollwright.run.derived import admitted, planned
 from rollwright.run.device import device, placed
 from rollwright.run.folder import RunFolder
 from rollwright.run.leases import leased
@@ -223,7 +223,7 @@ class RolloutSide:
                 tasks,
                 Sampling(temperature=temperature, seed=config.seed),
                 label=begun,
-                concurrency=config.evaluation.concurrency,
+                concurrency=_at_once(self.parts, config.evaluation.concurrency),
                 progress=self._progress(f"{label}, {mode}", len(tasks)),
             )
             if self.lease.revoked:  # cut short: it measured nothing
@@ -356,7 +356,9 @@ async def opened(
             template=parts.template,
             clock=clock,
             events=events,
-            config=config.rollout,
+            config=config.rollout.model_copy(
+                update={"concurrency": _at_once(parts, config.rollout.concurrency, events)}
+            ),
             identity=Identity(run=parts.folder.id),
             rng=random.Random(config.seed),
         )
@@ -366,6 +368,21 @@ async def opened(
             yield side
         finally:
             reporting.cancel()
+
+
+def _at_once(parts: Parts, wanted: int, events: EventLog | None = None) -> int:
+    """How many of the `wanted` rollouts at once the plan of keys and values admits; `events` is told where it
+    is fewer."""
+    room = admitted(parts.config, parts.tasks.task("train", 0).limits.max_tokens)
+    if room is None or room >= wanted:
+        return wanted
+    if events is not None:
+        text = (
+            f"{room} rollouts at once instead of rollout.concurrency = {wanted}: keys and values of more have "
+            "no place in engine.kv_tokens and the rows of engine.max_batch"
+        )
+        events.emit(Noted(level="warning", text=text))
+    return room
 
 
 async def _sandboxes(parts: Parts, lease: Lease, name: str, stack: AsyncExitStack) -> SandboxProvider:

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from rollwright.clock import SystemClock
 from rollwright.engine.config import EmbeddedConfig
-from rollwright.engine.kv.embedded import POSITIONS, ROWS, Pool, expected, fitting, longest_tail, pool
+from rollwright.engine.kv.embedded import (
+    POSITIONS,
+    ROWS,
+    Pool,
+    admissible,
+    expected,
+    fitting,
+    longest_tail,
+    pool,
+)
 from rollwright.engine.kv.traffic import Traffic
 from rollwright.events import NullSink
 from rollwright.model.config import ModelConfig
@@ -115,3 +124,19 @@ def test_rows_and_positions_are_whole_steps_and_enough(requests: int, tail: int)
     assert found.rows % ROWS == 0 and min(requests, 64) <= found.rows < min(requests, 64) + ROWS
     assert found.positions % POSITIONS == 0
     assert min(tail, 1024) <= found.positions < min(tail, 1024) + POSITIONS
+
+
+@given(st.integers(1, 64), st.integers(16, 512), st.integers(1, 20_000), st.integers(1, 4_000))
+def test_admitted_rollouts_have_a_place_and_one_more_has_none(
+    batch: int, row: int, cache: int, tokens: int
+) -> None:
+    config = EmbeddedConfig(max_batch=batch, row_tokens=row, kv_tokens=cache)
+
+    def fits(rollouts: int) -> bool:
+        """Whether all histories lie in rows, as far as these go, or in the cache."""
+        in_rows = min(rollouts, batch) * min(row, tokens)
+        return rollouts * tokens - in_rows <= cache
+
+    admitted = admissible(config, tokens)
+    assert fits(admitted) or admitted == 1
+    assert not fits(admitted + 1)

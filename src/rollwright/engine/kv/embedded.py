@@ -95,6 +95,23 @@ def expected(config: EmbeddedConfig, values: int, traffic: Traffic, *, groups: i
     )
 
 
+def admissible(config: EmbeddedConfig, tokens: int) -> int:
+    """How many rollouts may be under way at once, those that wait for a tool too, so that the KV of all their
+    histories of up to `tokens` has a place and none is computed again because another pushed it out; at
+    least 1.
+
+    Who runs, at most `max_batch`, has the end of its history in a row; everything else lies in the prefix
+    cache. What rollouts share is not counted: it makes room for more than this.
+    """
+    row = min(config.row_tokens, tokens)
+    many = (config.kv_tokens + config.max_batch * row) // tokens
+    if many < config.max_batch:  # then all of them run
+        many = (
+            config.max_batch if row == tokens else min(config.max_batch, config.kv_tokens // (tokens - row))
+        )
+    return max(1, many)
+
+
 def longest_tail(config: EmbeddedConfig, traffic: Traffic) -> int:
     """Tokens of the longest tail, at most `row_tokens`. The first turn computes the whole prompt in its row.
     A later one takes what only it goes on from back into its row, up to half of it, and leaves in the cache

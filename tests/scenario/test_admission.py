@@ -1,0 +1,29 @@
+"""A run admits no more rollouts than the plan of keys and values has room for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from in_process import TINY, run
+
+from rollwright.config import load
+from rollwright.events import Metrics, Noted, read_events
+from rollwright.run.derived import admitted
+from rollwright.run.preflight import taskset
+
+SMALL = ("engine.max_batch=2", "engine.kv_tokens=64", "rollout.concurrency=8")
+
+
+async def test_a_run_keeps_to_its_plan_and_says_so(tmp_path: Path) -> None:
+    config = load([], [*TINY, *SMALL])
+    room = admitted(config, taskset(config).task("train", 0).limits.max_tokens)
+    assert room is not None and 1 <= room < 8
+    folder = await run(tmp_path, *SMALL)
+    told = [each.event for each in read_events(folder.path)]
+    assert any(
+        isinstance(event, Noted) and event.text.startswith(f"{room} rollouts at once instead of")
+        for event in told
+    )
+    figures = [event.values for event in told if isinstance(event, Metrics)]
+    running = [each["engine/running"] for each in figures if "engine/running" in each]
+    assert all(each <= room for each in running)
