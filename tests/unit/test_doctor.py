@@ -95,8 +95,10 @@ def test_without_torch_and_isolation_it_says_so_and_how_to_get_them(tmp_path: Pa
     found = {(section, each["name"]): each for section, all in told["sections"].items() for each in all}
     assert found["parts", "engine embedded"]["state"] == "bad"
     assert found["parts", "tasks records"]["state"] == "ok"
-    assert found["sandbox", "memory"]["state"] == "absent"  # not required, so no reason
-    assert "sandbox: memory" not in reasons
+    # not required, so no reasons
+    assert found["sandbox", "memory"]["state"] == "limited"
+    assert found["sandbox", "kernel_surface"]["state"] == "absent"
+    assert "sandbox: memory" not in reasons and "sandbox: kernel_surface" not in reasons
 
 
 @pytest.mark.parametrize("name", KEEPS)

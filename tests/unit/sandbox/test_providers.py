@@ -27,7 +27,7 @@ from rollwright.sandbox.native.provider import NativeProvider
 from rollwright.sandbox.place import Kind
 from rollwright.sandbox.provider import LocalProvider
 from rollwright.sandbox.registry import Recorded, Registry
-from rollwright.types import CallStatus, Environment
+from rollwright.types import CallStatus, Environment, ExecResult
 
 TABLE = Environment(sql="CREATE TABLE t(a); INSERT INTO t VALUES (1)")
 ENDLESS = "WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i+1 FROM r) SELECT count(*) FROM r"
@@ -60,17 +60,32 @@ async def made(provider: LocalProvider, environment: Environment = TABLE) -> Loc
     return sandbox
 
 
-async def test_a_killed_database_process_loses_the_sandbox(provider: LocalProvider) -> None:
-    sandbox = await made(provider)
+async def killed_database(provider: LocalProvider, sandbox: LocalSandbox) -> ExecResult:
+    """What a statement gives whose process is killed."""
     database = worker(provider, sandbox, Kind.DATABASE)
     call = asyncio.create_task(sandbox.sql(ENDLESS, timeout=60))
     await until_busy(database)
     os.kill(database, signal.SIGKILL)
+    return await call
+
+
+async def test_a_killed_database_process_loses_the_sandbox(landlock: LandlockProvider) -> None:
+    sandbox = await made(landlock)
     with pytest.raises(SandboxLost, match="database process"):
-        await call
+        await killed_database(landlock, sandbox)
     with pytest.raises(SandboxLost):
         await sandbox.run_code("1", timeout=5)
     await sandbox.kill()
+
+
+@pytest.mark.needs("namespaces")
+async def test_where_agents_reach_the_database_process_its_death_costs_the_call(tmp_path: Path) -> None:
+    provider = built("native", tmp_path / "sandboxes")
+    await provider.start()
+    sandbox = await made(provider)
+    assert (await killed_database(provider, sandbox)).status is CallStatus.LOST
+    assert (await sandbox.sql("SELECT a FROM t", timeout=5)).status is CallStatus.OK
+    await provider.close()
 
 
 async def test_a_killed_interpreter_costs_its_variables_only(provider: LocalProvider) -> None:
