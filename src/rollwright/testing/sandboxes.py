@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -341,6 +342,11 @@ async def the_environment_is_empty(provider: SandboxProvider) -> None:
     await sandbox.kill()
 
 
+def _near(work: Path, apart: Path) -> Path:
+    """The folder that the sandboxes of a provider lie in; `apart` where they have a root of their own."""
+    return apart if work.parent == Path("/") else work.parent
+
+
 @check
 async def guarantees_are_what_happens(provider: SandboxProvider) -> None:
     """Each declared guarantee against an attempt; what the host can see itself is not asked of the agent."""
@@ -350,7 +356,7 @@ async def guarantees_are_what_happens(provider: SandboxProvider) -> None:
     sandbox = await make(provider)
     work = Path((await value(sandbox, "import os; os.getcwd()") or "").strip("'"))
     host = os.getpid()
-    with bait(work.parent / "bait") as outside:
+    with tempfile.TemporaryDirectory() as apart, bait(_near(work, Path(apart)) / "bait") as outside:
         seen = await value(sandbox, outside.script())
         touched, reached = outside.touched(), outside.reached()
     environ = await value(sandbox, f"attempt(lambda: open('/proc/{host}/environ', 'rb').read())")
