@@ -103,13 +103,15 @@ class LocalProvider(ABC):
         self._root.mkdir(parents=True, exist_ok=True)
         await self._open()
         try:
-            self._guarantees = await probe(
-                self, self._root, self._limits, confined=self.walls, together=self.together
-            )
+            self._guarantees = await self._probed()
             self._demand(self._require)
         except BaseException:  # boundary: nothing stays of a provider that does not start
             await self.close()
             raise
+
+    async def _probed(self) -> Guarantees:
+        """What attempts to escape found."""
+        return await probe(self, self._root, self._limits, confined=self.walls, together=self.together)
 
     def _demand(self, names: Sequence[str]) -> None:
         """Raise `SandboxUnavailable` where one of these is not enforced."""

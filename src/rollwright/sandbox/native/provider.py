@@ -34,6 +34,10 @@ _ROOT = "root"
 """Folder that the template is mounted on, in the zygote's mount namespace only."""
 
 
+_KNOWN: dict[tuple[str, Limits, frozenset[GuaranteeName]], Guarantees] = {}
+"""What probes of this process found: the kernel and its rules stay as they are, and a run has two providers."""
+
+
 class NativeProvider(LocalProvider):
     """See the module. `networks` beyond "none" and "loopback" are granted: "host" is the host's own. With
     `live` interpreters can be forked as they are, which needs looser walls: the backend is named so."""
@@ -77,6 +81,12 @@ class NativeProvider(LocalProvider):
         name = f"rollwright-{entry.id}"
         found = groups(name, self._clock, made=entry.add_cgroup)
         self._nests = Nests(found)
+
+    async def _probed(self) -> Guarantees:
+        known = (self.backend, self._limits, self.together)
+        if known not in _KNOWN:
+            _KNOWN[known] = await super()._probed()
+        return _KNOWN[known]
 
     async def _zygote(self, network: str) -> ZygoteProcess:
         exposed = network == "host"
