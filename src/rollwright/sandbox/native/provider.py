@@ -35,7 +35,8 @@ _ROOT = "root"
 
 
 _KNOWN: dict[tuple[str, Limits, frozenset[GuaranteeName]], Guarantees] = {}
-"""What probes of this process found: the kernel and its rules stay as they are, and a run has two providers."""
+"""What probes of this process found: the kernel and its rules stay as they are, and a run has two
+providers."""
 
 
 class NativeProvider(LocalProvider):
