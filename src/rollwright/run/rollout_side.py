@@ -371,15 +371,15 @@ async def opened(
 
 
 def _at_once(parts: Parts, wanted: int, events: EventLog | None = None) -> int:
-    """How many of the `wanted` rollouts at once the plan of keys and values admits; `events` is told where it
-    is fewer."""
+    """How many of the `wanted` rollouts at once the plan of keys and values admits; `events` is told where
+    it is fewer."""
     room = admitted(parts.config, parts.tasks.task("train", 0).limits.max_tokens)
     if room is None or room >= wanted:
         return wanted
     if events is not None:
         text = (
-            f"{room} rollouts at once instead of rollout.concurrency = {wanted}: keys and values of more have "
-            "no place in engine.kv_tokens and the rows of engine.max_batch"
+            f"{room} rollouts at once instead of rollout.concurrency = {wanted}: keys and values of more "
+            "have no place in engine.kv_tokens and the rows of engine.max_batch"
         )
         events.emit(Noted(level="warning", text=text))
     return room

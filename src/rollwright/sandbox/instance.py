@@ -65,7 +65,8 @@ class LocalSandbox:
         return self._guarantees
 
     def info(self) -> Info:
-        state = State.KILLED if self._lost else State.RUNNING if self._running.is_set() else State.PAUSED
+        lost = self._lost or self._place.lost
+        state = State.KILLED if lost else State.RUNNING if self._running.is_set() else State.PAUSED
         return Info(
             id=self.id,
             backend=self._place.backend,

@@ -348,6 +348,8 @@ def serve(line: int, kind: str, limit: int) -> None:
     socket `line`. `limit` is what one call may print, in characters."""
     operations: dict[str, Callable[..., Reply]]
     if kind == "interpreter":
+        # what the code forks does not hold the line: the host sees at once when this process is gone
+        os.register_at_fork(after_in_child=lambda: os.close(line))
         operations = {"python": Interpreter(limit).run}
     elif kind == "database":
         database = Database(limit)

@@ -70,9 +70,10 @@ class Agent:
         else:
             self._scope.close()
         socket.sethostname("sandbox")
-        self.serve()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the host is gone
+            self._serve()
 
-    def serve(self) -> None:
+    def _serve(self) -> None:
         """Answer until the host is gone. Orphans that end are waited for, so that none counts as a
         process."""
         woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

@@ -19,7 +19,7 @@ from rollwright.sandbox import files
 from rollwright.sandbox.native import kernel, template
 
 _FLAGS = kernel.NOSUID | kernel.NODEV
-_DEEPEST = 24
+DEEPEST = 24
 """Layers above each other at most; a deeper snapshot is a copy, so that looking a file up stays cheap."""
 
 
@@ -60,7 +60,7 @@ class Layers:
         on to a new top layer. Where a program has a file open for writing it has not: a copy is sealed, and
         the program goes on writing to its own."""
         frozen = self._frozen()
-        shallow = frozen and len(self._lowers) < _DEEPEST
+        shallow = frozen and len(self._lowers) < DEEPEST
         sealed = [self._top, *self._lowers] if shallow else [self._copied()]
         if frozen:
             kernel.unmount(self._target)

@@ -41,6 +41,10 @@ class Zygote:
 
     def serve(self) -> None:
         """Answer until the host is gone."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._serve()
+
+    def _serve(self) -> None:
         self._say(0, pid=os.getpid())
         while True:
             for descriptor, _ in self._poll.poll():
@@ -74,6 +78,8 @@ class Zygote:
                 kernel.unmount(f"{template.LAYERS}/{request['name']}")
                 os.rmdir(f"{template.LAYERS}/{request['name']}")
                 self._say(number)
+        except (BrokenPipeError, ConnectionResetError):
+            raise
         except OSError as error:
             self._say(number, text=str(error))
         finally:
