@@ -101,8 +101,8 @@ class LocalProvider(ABC):
     async def start(self) -> None:
         self._refuse()
         self._root.mkdir(parents=True, exist_ok=True)
-        await self._open()
         try:
+            await self._open()
             self._guarantees = await self._probed()
             self._demand(self._require)
         except BaseException:  # boundary: nothing stays of a provider that does not start

@@ -23,6 +23,7 @@ from rollwright.sandbox.base import Limits
 from rollwright.sandbox.folder import FolderPlace
 from rollwright.sandbox.instance import LocalSandbox
 from rollwright.sandbox.local import LandlockProvider, ProcessProvider
+from rollwright.sandbox.native import provider as native
 from rollwright.sandbox.native.provider import NativeProvider
 from rollwright.sandbox.place import Kind
 from rollwright.sandbox.provider import LocalProvider
@@ -367,6 +368,20 @@ def recorded(root: Path) -> list[Recorded]:
     with contextlib.suppress(FileNotFoundError):  # it goes with the last record
         return [each for each in Registry().records() if each.provider.root == str(root)]
     return []
+
+
+@pytest.mark.needs("namespaces")
+async def test_a_provider_that_fails_to_open_leaves_no_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise OSError("no cgroups today")
+
+    monkeypatch.setattr(native, "groups", broken)
+    with pytest.raises(OSError, match="no cgroups today"):
+        await built("native", tmp_path / "sandboxes").start()
+    assert recorded(tmp_path / "sandboxes") == []
+    assert list((tmp_path / "sandboxes").iterdir()) == []
 
 
 async def left_by_a_killed_host(module: str, name: str, root: Path) -> list[int]:
