@@ -7,6 +7,7 @@ import pytest
 import pytest_asyncio
 
 from rollwright.sandbox.base import SandboxProvider
+from rollwright.sandbox.bubblewrap import BubblewrapProvider
 from rollwright.sandbox.local import LandlockProvider, ProcessProvider
 from rollwright.sandbox.native.provider import NativeProvider
 from rollwright.sandbox.provider import LocalProvider
@@ -15,16 +16,25 @@ from rollwright.testing.sandboxes import SMALL, Check
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+BACKENDS = [
+    "native",
+    pytest.param("bubblewrap", marks=pytest.mark.needs("namespaces", "bubblewrap")),
+    "landlock",
+    "process",
+]
+
 
 def made(backend: str, root: Path) -> LocalProvider:
     if backend == "native":
         return NativeProvider(root, limits=SMALL)
+    if backend == "bubblewrap":
+        return BubblewrapProvider(root, limits=SMALL)
     if backend == "landlock":
         return LandlockProvider(root, limits=SMALL)
     return ProcessProvider(root, limits=SMALL, unsafe=True)
 
 
-@pytest_asyncio.fixture(params=["native", "landlock", "process"], scope="module", loop_scope="module")
+@pytest_asyncio.fixture(params=BACKENDS, scope="module", loop_scope="module")
 async def provider(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[SandboxProvider]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from rollwright.errors import SandboxUnavailable
 from rollwright.plugins import PartConfig
 from rollwright.sandbox.base import GuaranteeName, Guarantees, Limits, Sandbox, SandboxProvider, Snapshot
-from rollwright.sandbox.config import LandlockSandbox, NativeSandbox, ProcessSandbox
+from rollwright.sandbox.config import BubblewrapSandbox, LandlockSandbox, NativeSandbox, ProcessSandbox
 from rollwright.types import Environment
 
 _log = logging.getLogger(__name__)
@@ -23,8 +23,8 @@ _logged: set[str] = set()
 
 
 def candidates() -> list[PartConfig]:
-    """Configurations of the local backends, strongest first."""
-    return [NativeSandbox(), LandlockSandbox(), ProcessSandbox()]
+    """Configurations of the local backends, strongest first; `auto` itself takes no bubblewrap."""
+    return [NativeSandbox(), BubblewrapSandbox(), LandlockSandbox(), ProcessSandbox()]
 
 
 class AutoProvider:

@@ -98,6 +98,27 @@ class LandlockSandbox(_Common):
         )
 
 
+class BubblewrapSandbox(_Common):
+    """The walls of another program, `bwrap`, around each sandbox: a check on native."""
+
+    type: Literal["bubblewrap"] = "bubblewrap"
+    require: tuple[GuaranteeName, ...] = ("fs", "net", "kill")
+    """Guarantees that must be enforced, as probed at start; else `SandboxUnavailable`."""
+
+    def build(self, root: Path, *, lease: Lease | None = None, clock: Clock | None = None) -> SandboxProvider:
+        """A provider that keeps its sandboxes below `root`; its `start` refuses where there is no `bwrap`."""
+        from rollwright.sandbox.bubblewrap import BubblewrapProvider
+
+        return BubblewrapProvider(
+            root,
+            limits=self.limits(),
+            require=self.require,
+            max_live=self.max_live,
+            lease=lease,
+            clock=clock,
+        )
+
+
 class ProcessSandbox(_Common):
     """Bare processes: no isolation."""
 

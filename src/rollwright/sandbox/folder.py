@@ -37,6 +37,8 @@ class Slot:
     folder: Path
     zygote: ZygoteProcess
     limits: Limits
+    own: bool = False
+    """The zygote is pid 1 of this sandbox alone and ends with it: what it numbers means nothing outside."""
     database: Worker | None = None
     uses: int = 0
 
@@ -47,7 +49,13 @@ class Slot:
 
     def fits(self, zygote: ZygoteProcess, limits: Limits) -> bool:
         """Whether another sandbox may use it."""
-        return self.zygote is zygote and not zygote.dead and self.limits == limits and self.uses < _USES
+        return (
+            not self.own
+            and self.zygote is zygote
+            and not zygote.dead
+            and self.limits == limits
+            and self.uses < _USES
+        )
 
     def discard(self) -> None:
         """Delete it; its processes are gone."""
@@ -119,7 +127,7 @@ class FolderPlace:
         self.forked: Literal["filesystem", "live"] | None = "filesystem" if parent else None
         self.files: Files = FolderFiles(slot.work, slot.limits)
         self.work = str(slot.work)
-        self.moves, self.guarded = False, True
+        self.moves, self.guarded = False, not slot.own
         self._slot, self._zygote, self._clock, self._left = slot, slot.zygote, clock, left
         self._workers: list[Worker] = []
         self._made = False
@@ -161,7 +169,7 @@ class FolderPlace:
 
     def _note(self, worker: Worker) -> None:
         """Write down a worker that is there now."""
-        if pid := worker.pid():
+        if (pid := worker.pid()) and not self._slot.own:
             self._zygote.groups.add(pid)
             if self._slot.folder.exists():
                 owners.record_worker(self._slot.folder, pid)
@@ -212,6 +220,8 @@ class FolderPlace:
         slot, kept = self._slot, None
         keep = clean and slot.database is not None and slot.fits(self._zygote, self.limits)
         try:
+            if slot.own:
+                await self._zygote.close()
             for worker in tuple(self._workers):
                 if not (keep and worker is slot.database):
                     with contextlib.suppress(SandboxLost):  # a dead zygote took its workers along

@@ -1,6 +1,7 @@
 """A zygote as a subprocess of the host.
 
-Role: starts it, tells its death, ends it. Neighbours: `local` and `native` own one each. Invariants: it gets
+Role: starts it, tells its death, ends it. Neighbours: `local` and `native` own one each, `bubblewrap` one a
+sandbox. Invariants: it gets
 no environment, no descriptors and no arguments but what is written here; a zygote that does not come up is an
 error with what it said; its workers end with it.
 """
@@ -25,6 +26,8 @@ from rollwright.types import Json
 
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from {} import main; main()"
 _SYSTEM = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin", "/etc/ld.so.cache", "/etc/alternatives")
+SOURCE = Path(__file__).parents[2]
+"""Folder that the package lies in."""
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 
 
@@ -62,10 +65,11 @@ class ZygoteProcess:
         log: Path,
         clock: Clock,
         prefix: Sequence[str] = (),
+        descriptors: Sequence[int] = (),
         unwanted: Callable[[dict[str, Any]], None] = lambda said: None,
     ) -> None:
-        self._module, self._told, self.log, self._clock, self._prefix = module, told, log, clock, prefix
-        self._unwanted = unwanted
+        self._module, self._told, self.log, self._clock = module, told, log, clock
+        self._prefix, self._descriptors, self._unwanted = prefix, descriptors, unwanted
         self._process: subprocess.Popen[bytes] | None = None
         self._line: Line | None = None
         self.pid = 0
@@ -87,14 +91,15 @@ class ZygoteProcess:
         return self._line.dead if self._line is not None else "it was not started"
 
     async def start(self) -> None:
-        """Raises `SandboxUnavailable` where it doesn't come up."""
+        """Raises `SandboxUnavailable` where it doesn't come up. `prefix` gets `descriptors` under the same
+        numbers; they stay the caller's."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        source = str(Path(__file__).parents[2])
+        source = str(SOURCE)
         command = [interpreter(), "-I", "-S", "-u", "-c", _BOOT.format(self._module), source]
         with theirs, self.log.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: ASYNC220 - once, 1 ms; asyncio would start a thread
                 [*self._prefix, *command, str(theirs.fileno()), json.dumps(self._told)],
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), *self._descriptors],
                 env={"LANG": "C.UTF-8"},
                 cwd="/",
                 stdin=subprocess.DEVNULL,

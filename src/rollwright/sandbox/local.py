@@ -26,7 +26,7 @@ from rollwright.sandbox.provider import REQUIRED, UNSAFE, LocalProvider
 
 
 class FolderProvider(LocalProvider):
-    """What both share: places are folders below the root."""
+    """What they share: places are folders below the root."""
 
     def __init__(
         self,
@@ -49,21 +49,29 @@ class FolderProvider(LocalProvider):
     async def _place(
         self, limits: Limits, network: str, snapshot: Snapshot | None, parent: str | None, owner: str
     ) -> Place:
-        zygote = await self._warm()
-        slot = next((slot for slot in self._idle if slot.fits(zygote, limits)), None)
-        if slot is not None:
-            self._idle.remove(slot)
-        else:
-            slot = Slot(self._root / uuid.uuid4().hex, zygote, limits)
+        slot = await self._slot(limits)
         place = FolderPlace(slot, self.backend, self._clock, left=self._take_back, parent=parent)
         try:
             place.owned(owner)
+            await self._furnish(slot)
             if snapshot is not None:
                 await place.restore(snapshot)
         except BaseException:  # boundary: nothing half-made stays
             await place.leave(clean=False)
             raise
         return place
+
+    async def _slot(self, limits: Limits) -> Slot:
+        """One to put a sandbox in."""
+        zygote = await self._warm()
+        for slot in self._idle:
+            if slot.fits(zygote, limits):
+                self._idle.remove(slot)
+                return slot
+        return Slot(self._root / uuid.uuid4().hex, zygote, limits)
+
+    async def _furnish(self, slot: Slot) -> None:
+        """Make it ready for workers; its folder is there and somebody's."""
 
     def _take_back(self, slot: Slot | None) -> None:
         if slot is not None:
@@ -88,7 +96,7 @@ class FolderProvider(LocalProvider):
 
         zygote = ZygoteProcess(
             "rollwright.sandbox.zygote",
-            settings(confined=self.walls),
+            settings(confined=self.walls, own=False),
             log=self._root / "zygote.log",
             clock=self._clock,
             unwanted=unwanted,

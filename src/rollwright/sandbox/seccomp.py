@@ -178,14 +178,19 @@ def program(profile: Profile, machine: str) -> bytes:
     return b"".join([*code, _ALLOW])
 
 
+def here(profile: Profile) -> bytes:
+    """The program for this machine; empty where its numbers are not known."""
+    machine = os.uname().machine
+    return program(profile, machine) if machine in _AUDIT_ARCH else b""
+
+
 class Filter:
     """The filter of a profile, assembled once. On a machine whose numbers are not known it does nothing,
     which the probe finds out."""
 
     def __init__(self, profile: Profile) -> None:
         self._header: ctypes.Array[ctypes.c_char] | None = None
-        if (machine := os.uname().machine) in _AUDIT_ARCH:
-            code = program(profile, machine)
+        if code := here(profile):
             self._code = ctypes.create_string_buffer(code, len(code))
             self._header = ctypes.create_string_buffer(
                 struct.pack("HxxxxxxQ", len(code) // 8, ctypes.addressof(self._code))

@@ -5,7 +5,8 @@ Role: fork + walls ≈ 1 ms instead of a new interpreter per call. Neighbours: `
 talks to it over a SEQPACKET pair, one JSON message each way (a fork carries the worker's socket end by
 SCM_RIGHTS); `worker` is what a child becomes. Invariants: it runs no agent code; every descendant of a worker
 ends with it (one process group, and as subreaper it inherits what escaped the group); when the host's end
-closes, it ends all workers and itself.
+closes, it ends all workers and itself. Where it is a sandbox's `own` it is pid 1 there, behind walls that
+`bubblewrap` put up: all ends with it, and it needs no walls of its own.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 from rollwright.sandbox import confine, lean, worker
 from rollwright.sandbox.forks import Forks
+from rollwright.sandbox.native.kernel import set_dumpable
 
 
 class Zygote:
@@ -33,7 +35,11 @@ class Zygote:
             confine.Walls(settings["readable"], settings["devices"]) if settings["confined"] else None
         )
         self._environment: dict[str, str] = settings["environment"]
-        self._processes = None if os.getuid() == 0 else self._running() + 64
+        self._own: bool = settings["own"]
+        if self._own:
+            self._processes: int | None = 1  # none but this one are there besides the agent's
+        else:
+            self._processes = None if os.getuid() == 0 else self._running() + 64
 
     @staticmethod
     def _running() -> int:
@@ -58,7 +64,12 @@ class Zygote:
                 reply = {"done": self._freeze(request["pids"], request["frozen"])}
             else:
                 reply = {"status": self._forks.end(request["pid"])}
-            self._control.send({"n": request["n"], **reply})
+            try:
+                self._control.send({"n": request["n"], **reply})
+            except BrokenPipeError:
+                break
+        if self._own:
+            return  # the kernel ends what is in the namespace of a pid 1 that ended
         for pid in tuple(self._forks.live):
             self._forks.end(pid)
 
@@ -69,14 +80,22 @@ class Zygote:
 
     def _freeze(self, pids: list[int], frozen: bool) -> bool:
         """Stop or continue the process groups of these workers."""
+        signalled = signal.SIGSTOP if frozen else signal.SIGCONT
+        if self._own:  # every process but this one, also what is being forked
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(-1, signalled)
+            return True
         for pid in self._forks.live.intersection(pids):
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGSTOP if frozen else signal.SIGCONT)
+                os.killpg(pid, signalled)
         return True
 
     def _become(self, request: dict[str, Any], descriptor: int) -> None:
         """In the child: give everything up, then serve."""
-        confine.die_with_parent(self._pid)
+        if not self._own:
+            confine.die_with_parent(self._pid)
+        elif request["kind"] != "database":
+            set_dumpable(True)  # else it could not look into itself
         confine.adopt_orphans()
         os.setsid()
         limits = request["limits"]
@@ -102,6 +121,8 @@ def main() -> None:
     del sys.path[0], sys.argv[1:]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the host's to answer
     confine.adopt_orphans()
+    if settings["own"]:
+        set_dumpable(False)  # agents have the same user: they must not get at its log, nor at the database
     zygote = Zygote(control, settings)
     gc.collect()
     gc.freeze()  # else the first collection in a child copies every page
