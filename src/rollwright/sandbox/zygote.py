@@ -94,7 +94,7 @@ class Zygote:
         """In the child: give everything up, then serve."""
         if not self._own:
             confine.die_with_parent(self._pid)
-        elif request["kind"] != "database":
+        elif request["kind"] == "interpreter":
             set_dumpable(True)  # else it could not look into itself
         confine.adopt_orphans()
         os.setsid()
@@ -122,7 +122,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the host's to answer
     confine.adopt_orphans()
     if settings["own"]:
-        set_dumpable(False)  # agents have the same user: they must not get at its log, nor at the database
+        set_dumpable(False)  # agents have the same user: they must not get at its log and at other workers
     zygote = Zygote(control, settings)
     gc.collect()
     gc.freeze()  # else the first collection in a child copies every page
