@@ -101,6 +101,17 @@ def test_without_torch_and_isolation_it_says_so_and_how_to_get_them(tmp_path: Pa
     assert "sandbox: memory" not in reasons and "sandbox: kernel_surface" not in reasons
 
 
+def test_auto_is_said_to_take_only_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Guarantees(**dict.fromkeys(KEEPS, Guarantee.ENFORCED))
+
+    async def tried(config: PartConfig, root: Path) -> Guarantees | str:
+        return kept if root.name in ("bubblewrap", "landlock") else "not here"
+
+    monkeypatch.setattr("rollwright.run.doctor._tried", tried)
+    found = {each.name: each.value for each in isolation()}
+    assert found["auto"] == "takes the backend 'landlock'" and "enforces" in found["bubblewrap"]
+
+
 @pytest.mark.parametrize("name", KEEPS)
 def test_each_guarantee_that_is_not_kept_says_how_to_get_it(name: str) -> None:
     assert judged(name, "x", Guarantee.ENFORCED).state is State.OK

@@ -29,6 +29,7 @@ from rollwright.run.preflight import taskset
 from rollwright.sandbox import owners
 from rollwright.sandbox.auto import candidates
 from rollwright.sandbox.base import Guarantee, Guarantees, SandboxProvider
+from rollwright.sandbox.config import AutoSandbox
 from rollwright.sandbox.provider import REQUIRED
 
 GROUPS = {branch: group for branch, (group, _) in CHOICES.items()} | {"tools": "rollwright.tools"}
@@ -148,7 +149,8 @@ def isolation() -> Iterator[Finding]:
     then every local backend in one line."""
     with tempfile.TemporaryDirectory(prefix="rollwright-doctor-") as root:
         tried = {config.type: asyncio.run(_tried(config, Path(root) / config.type)) for config in _local()}
-    auto = next((name for name, kept in tried.items() if _enough(kept)), None)
+    chosen = [config.type for config in AutoSandbox().candidates()]
+    auto = next((name for name, kept in tried.items() if name in chosen and _enough(kept)), None)
     if auto is None:
         yield from _none_keeps(tried)
     else:
