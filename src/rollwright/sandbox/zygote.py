@@ -52,11 +52,19 @@ class Zygote:
 
     def serve(self) -> None:
         """Answer until the host is gone."""
+        with contextlib.suppress(ConnectionError):  # it went with a request or an answer under way
+            self._answer()
+        if self._own:
+            return  # the kernel ends what is in the namespace of a pid 1 that ended
+        for pid in tuple(self._forks.live):
+            self._forks.end(pid)
+
+    def _answer(self) -> None:
         self._control.send({"n": 0, "pid": self._pid})
         while True:
             data, descriptors = self._control.receive()
             if not data:
-                break
+                return
             request = lean.loads(data)
             if request["op"] == "fork":
                 reply = {"pid": self._fork(request, descriptors[0])}
@@ -64,14 +72,7 @@ class Zygote:
                 reply = {"done": self._freeze(request["pids"], request["frozen"])}
             else:
                 reply = {"status": self._forks.end(request["pid"])}
-            try:
-                self._control.send({"n": request["n"], **reply})
-            except BrokenPipeError:
-                break
-        if self._own:
-            return  # the kernel ends what is in the namespace of a pid 1 that ended
-        for pid in tuple(self._forks.live):
-            self._forks.end(pid)
+            self._control.send({"n": request["n"], **reply})
 
     def _fork(self, request: dict[str, Any], descriptor: int) -> int:
         pid = self._forks.fork(lambda: self._become(request, descriptor))
