@@ -18,6 +18,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 BACKENDS = [
     "native",
+    "native-live",
     pytest.param("bubblewrap", marks=pytest.mark.needs("namespaces", "bubblewrap")),
     "landlock",
     "process",
@@ -25,6 +26,8 @@ BACKENDS = [
 
 
 def made(backend: str, root: Path) -> LocalProvider:
+    if backend == "native-live":
+        return NativeProvider(root, limits=SMALL, live=True)
     if backend == "native":
         return NativeProvider(root, limits=SMALL)
     if backend == "bubblewrap":

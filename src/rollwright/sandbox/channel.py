@@ -92,11 +92,22 @@ class Worker:
             NeverReady: its walls could not be put up.
             WorkerGone: it died or broke the protocol.
         """
+        return await self._exchange(operation, (), arguments)
+
+    async def hand(self, operation: str, descriptors: tuple[int, ...]) -> Reply:
+        """As `call`; the descriptors follow the request, with a byte."""
+        return await self._exchange(operation, descriptors, {})
+
+    async def _exchange(
+        self, operation: str, descriptors: tuple[int, ...], arguments: dict[str, Json]
+    ) -> Reply:
         self._requests += 1
         loop = asyncio.get_running_loop()
         body = json.dumps({"n": self._requests, "op": operation, **arguments}).encode()
         try:
             await self._greeted(loop, struct.pack("!I", len(body)) + body)
+            if descriptors:
+                socket.send_fds(self._socket, [b"!"], descriptors)
             (size,) = struct.unpack("!I", await self._receive(loop, 4))
             if size > self._limit:
                 raise WorkerGone(f"announced a reply of {size} bytes")

@@ -59,7 +59,8 @@ class NativeSandbox(_Common):
     networks: tuple[Literal["host"], ...] = ()
     """Networks that are granted to who asks for them by name, beyond "none" and "loopback"."""
     live: bool = False
-    """Allow live forks: interpreters may then make namespaces, so walls are weaker and `disk` is not kept."""
+    """Allow live forks. A sandbox and its live forks then share the limits of memory and processes, so
+    `pids` is kept as best it can."""
 
     def build(self, root: Path, *, lease: Lease | None = None, clock: Clock | None = None) -> SandboxProvider:
         """A provider whose zygote and log lie below `root`."""
@@ -68,7 +69,7 @@ class NativeSandbox(_Common):
         return NativeProvider(
             root,
             limits=self.limits(),
-            require=tuple(name for name in self.require if name != "disk") if self.live else self.require,
+            require=tuple(name for name in self.require if name != "pids") if self.live else self.require,
             networks=self.networks,
             live=self.live,
             max_live=self.max_live,

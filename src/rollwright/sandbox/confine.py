@@ -55,9 +55,11 @@ def die_with_parent(parent: int) -> None:
         os._exit(70)
 
 
-def limit_resources(cpu_seconds: int, memory_bytes: int, file_bytes: int, processes: int | None) -> None:
+def limit_resources(
+    cpu_seconds: int, memory_bytes: int, file_bytes: int, processes: int | None, spare: int = 0
+) -> None:
     """rlimits of one process and what it forks; `processes` counts all of the user's, so it is None for
-    root (exempt)."""
+    root (exempt). It may raise that limit by `spare`."""
     # a second between SIGXCPU, which names the cause, and SIGKILL, which doesn't
     _limit(resource.RLIMIT_CPU, cpu_seconds, 1)
     _limit(resource.RLIMIT_AS, memory_bytes)
@@ -65,7 +67,7 @@ def limit_resources(cpu_seconds: int, memory_bytes: int, file_bytes: int, proces
     _limit(resource.RLIMIT_NOFILE, 256)
     _limit(resource.RLIMIT_CORE, 0)
     if processes is not None:
-        _limit(resource.RLIMIT_NPROC, processes)
+        _limit(resource.RLIMIT_NPROC, processes, spare)
 
 
 def _limit(kind: int, value: int, grace: int = 0) -> None:
@@ -153,9 +155,11 @@ def no_new_privileges() -> None:
 
 
 _capset, _NOBODY, _NOTHING = _libc.capset, struct.pack("Ii", 0x20080522, 0), bytes(24)
+SYS_CHROOT = struct.pack("6I", 1 << 18, 1 << 18, 0, 0, 0, 0)
+"""CAP_SYS_CHROOT: effective, permitted; no program that is started has it."""
 
 
-def drop_capabilities() -> None:
-    """Give up every capability."""
-    if _capset(_NOBODY, _NOTHING) != 0:
+def drop_capabilities(but: bytes = _NOTHING) -> None:
+    """Give up every capability but those."""
+    if _capset(_NOBODY, but) != 0:
         raise OSError(ctypes.get_errno(), "capset")

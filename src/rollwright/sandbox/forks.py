@@ -23,6 +23,8 @@ class Forks:
     def __init__(self, proc: str = "/proc") -> None:
         self._proc, self._pid = proc, os.getpid()
         self.live: set[int] = set()
+        self.expected = 0
+        """Children on their way that are not forked here: until they are in `live`, nothing is swept."""
 
     def fork(self, become: Callable[[], None]) -> int:
         """A child that does `become` and ends; its pid."""
@@ -47,8 +49,8 @@ class Forks:
             with contextlib.suppress(ProcessLookupError):
                 kill(pid, signal.SIGKILL)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        for _ in range(_SWEEPS):
-            if not (orphans := self._children() - self.live):
+        for _ in range(0 if self.expected else _SWEEPS):
+            if not (orphans := self.orphans()):
                 break
             for orphan in orphans:
                 os.kill(orphan, signal.SIGKILL)
@@ -57,8 +59,12 @@ class Forks:
 
     def bury(self) -> None:
         """Wait for orphans that have ended. Live workers are waited for by `end`."""
-        for orphan in self._children() - self.live:
+        for orphan in self.orphans():
             os.waitpid(orphan, os.WNOHANG)
+
+    def orphans(self) -> set[int]:
+        """Children that are no workers."""
+        return self._children() - self.live
 
     def _children(self) -> set[int]:
         with contextlib.suppress(FileNotFoundError):

@@ -152,18 +152,23 @@ class LocalSandbox:
         if count < 1:
             raise ValueError(f"a fork makes at least one sandbox, got {count}")
         if live:
-            return [await self._branch() for _ in range(count)]
+            return await self._made(self._branch, count)
         snapshot = await self.snapshot()
+        try:
+            return await self._made(lambda: self._fork(self, snapshot), count)
+        finally:
+            await snapshot.drop()
+
+    @staticmethod
+    async def _made(make: Callable[[], Awaitable[Sandbox]], count: int) -> list[Sandbox]:
         made: list[Sandbox] = []
         try:
             for _ in range(count):
-                made.append(await self._fork(self, snapshot))
+                made.append(await make())
         except BaseException:  # boundary: all of them or none
             for each in made:
                 await each.kill()
             raise
-        finally:
-            await snapshot.drop()
         return made
 
     async def _branch(self) -> Sandbox:
@@ -171,7 +176,14 @@ class LocalSandbox:
             self._check()
             worker = await self._worker(Kind.INTERPRETER)
             await self._let_go()
-            place, copy = await self._place.branch(worker, self._said_bytes)
+            try:
+                place, copy = await self._place.branch(worker, self._said_bytes)
+            except WorkerGone as gone:
+                reply = await self._gone(Kind.INTERPRETER, gone)
+                raise SandboxError(f"sandbox {self.id}: no live fork could be made: {reply.stderr}") from gone
+            except asyncio.CancelledError:
+                await asyncio.shield(self._end(Kind.INTERPRETER))  # an answer may be under way
+                raise
             self._behind.update(self._workers.keys() - {Kind.DATABASE})
         branch = await self._adopt(self, place)
         branch._workers[Kind.INTERPRETER] = copy

@@ -43,13 +43,13 @@ def readable() -> list[str]:
     return sorted(filter(os.path.exists, found))
 
 
-def settings(**more: Json) -> dict[str, Json]:
-    """What every zygote is told."""
+def settings(variables: Mapping[str, str] | None = None, **more: Json) -> dict[str, Json]:
+    """What every zygote is told; `variables` of the environment beyond the usual."""
     path = f"{os.path.dirname(interpreter())}:/usr/bin:/bin"
     return {
         "readable": list(readable()),
         "devices": [path for path in _DEVICES if os.path.exists(path)],
-        "environment": {"PATH": path, "LANG": "C.UTF-8"},
+        "environment": {"PATH": path, "LANG": "C.UTF-8", **(variables or {})},
         **more,
     }
 

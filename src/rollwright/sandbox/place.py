@@ -68,7 +68,7 @@ class Place(Protocol):
 
     async def branch(self, interpreter: Worker, reply_bytes: int) -> tuple[Place, Worker]:
         """A place with a copy of the files, and of the interpreter as it is. Raises `SandboxError` where this
-        backend has no live fork."""
+        backend has no live fork or the interpreter cannot be copied, `WorkerGone` where it ends over it."""
 
     async def freeze(self, frozen: bool) -> None:
         """Stop every process, or let all go on."""

@@ -25,6 +25,8 @@ class Profile(enum.Enum):
     OWN = "own"
     """Files, processes and network are the sandbox's own. It holds for the zygote and for pid 1 too, so it
     lets through what they need; processes without capabilities get no further with that."""
+    CUTTING = "cutting"
+    """As `OWN`, for a pid 1 that makes roots for interpreters."""
 
 
 _Numbers = tuple[int, int]
@@ -154,8 +156,9 @@ def program(profile: Profile, machine: str) -> bytes:
     column, shared = list(_AUDIT_ARCH).index(machine), profile is Profile.SHARED
     code = [_jump(_LOAD, 4), _jump(_EQUAL, _AUDIT_ARCH[machine], 1), _REFUSE, _jump(_LOAD, 0)]
     code += [_jump(_GREATER, 0x40000000, 0, 1), _REFUSE]  # x32 numbers
-    for numbers in (_DENIED | _SHARED if shared else _DENIED).values():
-        code += _when(numbers[column], _REFUSE)
+    for name, numbers in (_DENIED | _SHARED if shared else _DENIED).items():
+        if not (profile is Profile.CUTTING and name == "pivot_root"):
+            code += _when(numbers[column], _REFUSE)
     for numbers in _IGNORED.values() if shared else ():
         code += _when(numbers[column], _IGNORE)
     for numbers in _OWN_ONLY.values():

@@ -15,6 +15,7 @@ import contextlib
 import io
 import math
 import os
+import resource
 import select
 import sqlite3
 import sys
@@ -300,7 +301,10 @@ def _collect(streams: dict[int, bytearray], ended: int, deadline: float, limit: 
 
 
 def _follow(folder: str) -> None:
-    """Go to where the working folder is now, and below it to where this process was."""
+    """Go to where the working folder is now, and below it to where this process was. Its live forks count as
+    processes too."""
+    _, most = resource.getrlimit(resource.RLIMIT_NPROC)
+    resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
     try:
         below = os.readlink("/proc/self/cwd").lstrip("/")
         os.chdir(os.path.join(folder, below))
@@ -343,9 +347,9 @@ def _send(line: int, data: bytes) -> None:
         data = data[os.write(line, data) :]
 
 
-def serve(line: int, kind: str, limit: int) -> None:
-    """Say that the walls are up; answer requests of one `kind` until the host closes its end of the stream
-    socket `line`. `limit` is what one call may print, in characters."""
+def serve(line: int, kind: str, limit: int, more: dict[str, Callable[..., Reply]] | None = None) -> None:
+    """Say that the walls are up; answer requests of one `kind`, and `more`, until the host closes its end of
+    the stream socket `line`. `limit` is what one call may print, in characters."""
     operations: dict[str, Callable[..., Reply]]
     if kind == "interpreter":
         # what the code forks does not hold the line: the host sees at once when this process is gone
@@ -356,6 +360,7 @@ def serve(line: int, kind: str, limit: int) -> None:
         operations = {"sql": database.run, "open": database.open, "close": database.close}
     else:
         operations = {"exec": lambda **arguments: execute(limit=limit, **arguments)}
+    operations |= more or {}
     pid = os.getpid()
     _send(line, READY)
     while True:
@@ -367,6 +372,10 @@ def serve(line: int, kind: str, limit: int) -> None:
             reply = {"status": "memory"}
         except OSError as error:
             reply = {"status": "error", "stderr": f"{type(error).__name__}: {error}"}
+        if os.getpid() != pid and reply["status"] == "branched":  # as it was meant to: serves on its own
+            pid = os.getpid()
+            _send(line, READY)
+            continue
         if os.getpid() != pid:
             os._exit(0)  # a child that the code forked and let run on: it must not answer
         reply["n"] = number

@@ -18,7 +18,7 @@ import socket
 import struct
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from rollwright.sandbox import confine, files, lean, worker
 from rollwright.sandbox.archive import Bounds
@@ -42,11 +42,14 @@ class Order(NamedTuple):
     """Whether it has a network namespace with a loopback of its own."""
     counted: bool
     """Whether a cgroup counts its memory."""
-    live: bool
 
 
 class Agent:
     """One sandbox from inside."""
+
+    operations: ClassVar[dict[str, Callable[..., Any]]]
+    spare = 0
+    """Processes by which a worker may raise its limit."""
 
     def __init__(self, order: Order, scope: confine.Scope) -> None:
         self._order, self._scope = order, scope
@@ -60,10 +63,8 @@ class Agent:
         self._line = lean.Line(line)
         self._forks = Forks(template.USER + "/proc")
         kernel.map_ids("/proc/self", (template.UID, 0), (template.UID, 0))
-        self._layers.mount()
-        kernel.mount("proc", template.USER + "/proc", "proc", _FLAGS | kernel.NOEXEC)
-        if not self._order.live:
-            kernel.put("/proc/sys/user/max_user_namespaces", "0")
+        self._mount()
+        kernel.put("/proc/sys/user/max_user_namespaces", "0")
         if self._order.loopback:
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
                 fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sh", b"lo", _UP))
@@ -72,6 +73,11 @@ class Agent:
         socket.sethostname("sandbox")
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the host is gone
             self._serve()
+
+    def _mount(self) -> None:
+        """The sandbox's own files and its /proc."""
+        self._layers.mount()
+        kernel.mount("proc", template.USER + "/proc", "proc", _FLAGS | kernel.NOEXEC)
 
     def _serve(self) -> None:
         """Answer until the host is gone. Orphans that end are waited for, so that none counts as a
@@ -104,7 +110,7 @@ class Agent:
                 request["data"] = memory.held(descriptors[0])
             elif descriptors:
                 request["descriptor"] = descriptors[0]
-            result = _OPERATIONS[operation](self, **request)
+            result = self.operations[operation](self, **request)
             if isinstance(result, bytes):
                 given.append(memory.hold(result))
             elif isinstance(result, tuple):
@@ -138,16 +144,28 @@ class Agent:
         limits = self._order.limits
         if self._order.counted:
             kernel.put("/proc/self/oom_score_adj", "500")
-        os.chroot(template.USER)
+        self._renounce(kind)
         sys.path[:] = [path.removeprefix(template.USER) for path in sys.path]
         os.chdir(template.WORK)
         self._line.detach()
         line = worker.keep_only(os.open("/dev/null", os.O_RDWR), descriptor)
         confine.limit_resources(
-            limits["cpu_seconds"], limits["memory_bytes"], limits["file_bytes"], limits["processes"] + 1
+            limits["cpu_seconds"],
+            limits["memory_bytes"],
+            limits["file_bytes"],
+            limits["processes"] + 1,
+            self.spare,
         )
+        self._work(line, kind)
+
+    def _renounce(self, kind: str) -> None:
+        """Have the user's root as the root."""
+        os.chroot(template.USER)
+
+    def _work(self, line: int, kind: str) -> None:
+        """Be a worker, without privileges."""
         confine.drop_capabilities()
-        worker.serve(line, kind, limits["output_bytes"])
+        worker.serve(line, kind, self._order.limits["output_bytes"])
 
     def _end(self, pid: int) -> dict[str, Any]:
         return {"status": self._forks.end(pid)}
@@ -185,7 +203,7 @@ class Agent:
             os.kill(-1, signal.SIGSTOP if frozen else signal.SIGCONT)
 
 
-_OPERATIONS: dict[str, Callable[..., Any]] = {
+OPERATIONS: dict[str, Callable[..., Any]] = {
     "fork": Agent._fork,
     "end": Agent._end,
     "read": Agent._read,
@@ -200,6 +218,8 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "freeze": Agent._freeze,
     "ping": Agent._ping,
 }
+"""Name → what does it."""
+Agent.operations = OPERATIONS
 
 
 def attach(name: str, descriptor: int) -> None:

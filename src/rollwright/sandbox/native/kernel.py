@@ -19,6 +19,7 @@ NEWNS, NEWCGROUP, NEWUTS, NEWIPC = 0x0002_0000, 0x0200_0000, 0x0400_0000, 0x0800
 NEWUSER, NEWPID, NEWNET = 0x1000_0000, 0x2000_0000, 0x4000_0000
 
 RDONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
+SLAVE, SHARED = 1 << 19, 1 << 20
 DETACH = 2
 """Of `unmount`: now, whoever still uses it."""
 
@@ -26,7 +27,7 @@ _X86 = os.uname().machine == "x86_64"
 _CLONE, _PIVOT_ROOT, _UNSHARE, _SETNS = (56, 155, 272, 308) if _X86 else (220, 41, 97, 268)
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
 _TREE_CLONE, _EMPTY_FROM, _EMPTY_PATH = 1, 4, 0x1000
-_SIGCHLD = 17
+_SIGCHLD, _PARENT = 17, 0x8000
 _SET_DUMPABLE, _SET_PDEATHSIG = 4, 1
 
 
@@ -41,6 +42,23 @@ def clone(flags: int) -> int:
     """As `os.fork`, into new namespaces: 0 in the child. The caller must have no other thread; what libraries
     registered with `pthread_atfork` does not run."""
     return _checked(_libc.syscall(_CLONE, ctypes.c_ulong(flags | _SIGCHLD), None, None, None, None), "clone")
+
+
+def fork_beside() -> int:
+    """As `os.fork`, with the handlers of Python's, but the child is this process's parent's. What libraries
+    registered with `pthread_atfork` does not run."""
+    api = ctypes.pythonapi
+    api.PyOS_BeforeFork()
+    try:
+        pid = clone(_PARENT)
+    except OSError:
+        api.PyOS_AfterFork_Parent()
+        raise
+    if pid:
+        api.PyOS_AfterFork_Parent()
+    else:
+        api.PyOS_AfterFork_Child()
+    return pid
 
 
 def unshare(flags: int) -> None:
@@ -100,6 +118,11 @@ def attach(descriptor: int, target: str) -> None:
         ),
         "mount_setattr",
     )
+    put_on(descriptor, target)
+
+
+def put_on(descriptor: int, target: str) -> None:
+    """Mount what `tree` gave, as it is."""
     _checked(
         _libc.syscall(_MOVE_MOUNT, descriptor, b"", -100, target.encode(), _EMPTY_FROM),
         f"move_mount {target}",

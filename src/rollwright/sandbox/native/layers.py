@@ -24,10 +24,11 @@ DEEPEST = 24
 
 
 class Layers:
-    """The layers of one sandbox, which began with `lowers` of others."""
+    """The layers of one sandbox, which began with `lowers` of others. `always` mounts an overlay even over
+    nothing: it knows its writers wherever they reach it."""
 
-    def __init__(self, limits: dict[str, Any], lowers: list[str]) -> None:
-        self._limits = limits
+    def __init__(self, limits: dict[str, Any], lowers: list[str], *, always: bool = False) -> None:
+        self._limits, self._always = limits, always
         self._lowers = [f"{template.LAYERS}/{name}" for name in lowers]
         """Paths of sealed layers, the newest first."""
         self._made = 0
@@ -36,7 +37,7 @@ class Layers:
     def mount(self) -> None:
         """Make the tmpfs and the working folder."""
         limits = self._limits
-        data = f"mode=700,size={limits['disk_bytes']},nr_inodes={limits['files'] + 3}"
+        data = f"mode=700,size={limits['disk_bytes']},nr_inodes={limits['files'] + 3 + 4 * self._always}"
         kernel.mount("sandbox", template.OWN, "tmpfs", _FLAGS, data)
         os.mkdir(f"{template.OWN}/tmp", 0o700)
         kernel.mount(f"{template.OWN}/tmp", template.USER + "/tmp", None, kernel.BIND)
@@ -47,18 +48,27 @@ class Layers:
         self._top = f"{template.OWN}/{self._made}"
         self._made += 1
         os.mkdir(self._top, 0o700)
-        if not self._lowers:  # as good as an overlay, and cheaper
+        if not self._lowers and not self._always:  # as good as an overlay, and cheaper
             kernel.mount(self._top, self._target, None, kernel.BIND)
             return
         work = f"{self._top}-work"
         os.mkdir(work, 0o700)
-        layers = f"lowerdir={':'.join(self._lowers)},upperdir={self._top},workdir={work},userxattr"
+        below = self._lowers or [self._nothing()]
+        layers = f"lowerdir={':'.join(below)},upperdir={self._top},workdir={work},userxattr"
         kernel.mount("work", self._target, "overlay", _FLAGS, layers)
+
+    def _nothing(self) -> str:
+        """An empty folder."""
+        path = f"{template.OWN}/nothing"
+        os.makedirs(path, 0o500, exist_ok=True)
+        return path
 
     def rotate(self) -> dict[str, Any]:
         """Seal what there is. Gives its layers, the newest first, and whether the working folder has `moved`
         on to a new top layer. Where a program has a file open for writing it has not: a copy is sealed, and
         the program goes on writing to its own."""
+        if self._lowers and not os.listdir(self._top):  # nothing was written since
+            return {"layers": [self._name(path) for path in self._lowers], "moved": False}
         frozen = self._frozen()
         shallow = frozen and len(self._lowers) < DEEPEST
         sealed = [self._top, *self._lowers] if shallow else [self._copied()]
@@ -78,7 +88,7 @@ class Layers:
 
     def _frozen(self) -> bool:
         """Make the working folder read-only; False where somebody writes."""
-        flags = kernel.REMOUNT | kernel.RDONLY | _FLAGS | (0 if self._lowers else kernel.BIND)
+        flags = kernel.REMOUNT | kernel.RDONLY | _FLAGS | (0 if self._lowers or self._always else kernel.BIND)
         try:
             kernel.mount(None, self._target, None, flags)
         except OSError as error:

@@ -7,6 +7,8 @@ layers. Invariant: the host touches nothing of the sandbox itself: what it reads
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
 from collections.abc import Awaitable, Callable, Sequence
@@ -14,14 +16,14 @@ from typing import Literal
 
 from rollwright.errors import SandboxError, SandboxLost
 from rollwright.sandbox.base import Files, Limits, Snapshot
-from rollwright.sandbox.channel import Answer, Line, Worker, pair
+from rollwright.sandbox.channel import ANSWER_SECONDS, Answer, Line, Worker, WorkerGone, pair
 from rollwright.sandbox.native import memory
 from rollwright.sandbox.native.ground import Ground, Layer, NativeSnapshot
 from rollwright.sandbox.native.nests import Nest
 from rollwright.sandbox.native.template import WORK
 from rollwright.sandbox.place import Kind, Place
 from rollwright.sandbox.registry import Entry
-from rollwright.types import Json
+from rollwright.types import CallStatus, Json
 
 
 class NativeFiles:
@@ -86,13 +88,16 @@ class NativePlace:
         snapshot: Callable[[Sequence[Layer]], NativeSnapshot],
         entry: Entry,
         parent: str | None = None,
+        branched: Callable[[NativePlace, Snapshot], Awaitable[NativePlace]] | None = None,
     ) -> None:
         self.id, self.backend, self.limits, self.parent = id, backend, limits, parent
         self.forked: Literal["filesystem", "live"] | None = "filesystem" if parent else None
         self.files: Files = NativeFiles(line)
         self.moves, self.guarded = False, False
         self._line, self._nest, self._pid = line, nest, pid
-        self._left, self._snapshot, self._entry = left, snapshot, entry
+        self._left, self._snapshot, self._entry, self._branched = left, snapshot, entry, branched
+        self._guest: Worker | None = None  # a live fork of an interpreter, which is a process of `_home`
+        self._home: NativePlace = self
         self._grounds: list[Ground] = []
         self._own: Ground | None = None
         self._hold(lowers)
@@ -106,14 +111,18 @@ class NativePlace:
 
     @property
     def lost(self) -> str:
-        return self._line.dead or self._nest.zygote.dead
+        if why := self._line.dead or self._nest.zygote.dead:
+            return why
+        if self._guest is not None and self._home.lost:
+            return f"it is a live fork and ended with {self._home.id}: {self._home.lost}"
+        return ""
 
     def owned(self, owner: str) -> None:
         self._entry.sandbox(self.id, owner)
 
-    async def _ask(self, operation: str, **arguments: Json) -> Answer:
+    async def _ask(self, operation: str, descriptors: tuple[int, ...] = (), **arguments: Json) -> Answer:
         """One request to pid 1. Raises `SandboxError` where it could not be done."""
-        answer = await self._line.ask(operation, **arguments)
+        answer = await self._line.ask(operation, descriptors, **arguments)
         if "errno" in answer.said:
             raise SandboxError(f"sandbox {self.id}: {operation} failed: {answer.said['text']}")
         return answer
@@ -132,9 +141,18 @@ class NativePlace:
         said = (await self._line.answer(worker.forked)).said
         if "pid" not in said:
             raise SandboxError(f"sandbox {self.id}: no worker could be forked: {said['text']}")
-        return int((await self._ask("end", pid=said["pid"])).said["status"])
+        home = self._home_of(worker)
+        if worker is self._guest:
+            self._guest = None
+        return int((await home._ask("end", pid=said["pid"])).said["status"])
+
+    def _home_of(self, worker: Worker) -> NativePlace:
+        """Where its process is."""
+        return self._home if worker is self._guest else self
 
     def out_of_memory(self) -> bool:
+        if self._guest is not None and self._home.out_of_memory():
+            return True
         return self._nest.group is not None and self._nest.group.killed()
 
     async def snapshot(self) -> Snapshot:
@@ -161,16 +179,69 @@ class NativePlace:
         await self._ask("restore", lowers=names)
 
     async def branch(self, interpreter: Worker, reply_bytes: int) -> tuple[Place, Worker]:
-        raise SandboxError("live forks need a mode of their own: sandbox.live = true")
+        if self._branched is None:
+            raise SandboxError("live forks need a mode of their own: sandbox.live = true")
+        snapshot = await self.snapshot()
+        try:
+            place = await self._branched(self, snapshot)
+        finally:
+            await snapshot.drop()
+        try:
+            return place, await place._settle(self._home_of(interpreter), interpreter, reply_bytes)
+        except BaseException:  # boundary: nothing half-made stays
+            await place.leave(clean=False)
+            raise
+
+    async def _settle(self, home: NativePlace, interpreter: Worker, reply_bytes: int) -> Worker:
+        """Fork that interpreter of `home` into this place."""
+        with contextlib.ExitStack() as held:
+            processes = await home._ask("processes")
+            held.callback(processes.close)
+            root = await self._ask("guest_root", tuple(processes.descriptors))
+            held.callback(root.close)
+            ours, theirs = pair()
+            held.callback(theirs.close)
+            await home._ask("expect")
+            pid = 0
+            try:
+                pid = await self._forked(interpreter, (*root.descriptors, theirs.fileno()))
+            except BaseException:  # boundary: without an owner it would stay open
+                ours.close()
+                raise
+            finally:
+                await home._ask("adopt", pid=pid)
+        forked: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        forked.set_result(Answer({"pid": pid}))
+        self._guest, self._home, self.forked = Worker(forked, ours, reply_bytes), home, "live"
+        return self._guest
+
+    async def _forked(self, interpreter: Worker, descriptors: tuple[int, ...]) -> int:
+        """The number that it says its fork has."""
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                reply = await interpreter.hand("branch", descriptors)
+        except TimeoutError as error:
+            raise WorkerGone("it did not fork itself in time") from error
+        if reply.status is not CallStatus.OK:
+            raise SandboxError(f"sandbox {self.parent} has no live fork now: {reply.stderr}")
+        if reply.value is None or not reply.value.isdecimal() or len(reply.value) > 9:
+            raise WorkerGone("it said something else than the number of its fork")
+        return int(reply.value)
 
     async def freeze(self, frozen: bool) -> None:
         await self._ask("freeze", frozen=frozen)
+        if self._guest is not None:
+            await self._home._ask("freeze", frozen=frozen, pid=self._guest.pid())
 
     async def ping(self) -> None:
         await self._ask("ping")
 
     async def leave(self, clean: bool) -> bool:
         try:
+            guest, self._guest = self._guest, None
+            if guest is not None:
+                with contextlib.suppress(SandboxLost):  # then it is gone
+                    await self._home._ask("end", pid=guest.pid())
             self._line.shut("the sandbox was killed")
             await self._nest.end(self._pid)
             await self._left(self._nest, self._own is None)

@@ -8,6 +8,7 @@ that died is replaced at the next `create`; nothing of a sandbox lies in the hos
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import uuid
 from collections.abc import Sequence
@@ -26,12 +27,13 @@ from rollwright.sandbox.native.cgroups import groups
 from rollwright.sandbox.native.ground import Layer, NativeSnapshot
 from rollwright.sandbox.native.nests import Nests
 from rollwright.sandbox.native.place import NativePlace, native
-from rollwright.sandbox.place import Place
 from rollwright.sandbox.provider import REQUIRED, LocalProvider
 from rollwright.sandbox.registry import Entry, Registry
 
 _ROOT = "root"
 """Folder that the template is mounted on, in the zygote's mount namespace only."""
+_SINGLE = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+"""An interpreter with more threads cannot be forked as it is."""
 
 
 _KNOWN: dict[tuple[str, Limits, frozenset[GuaranteeName]], Guarantees] = {}
@@ -41,7 +43,8 @@ providers."""
 
 class NativeProvider(LocalProvider):
     """See the module. `networks` beyond "none" and "loopback" are granted: "host" is the host's own. With
-    `live` interpreters can be forked as they are, which needs looser walls: the backend is named so."""
+    `live` interpreters can be forked as they are; forks share what limits their first sandbox's memory and
+    processes: the backend is named so."""
 
     def __init__(
         self,
@@ -72,7 +75,7 @@ class NativeProvider(LocalProvider):
 
     @property
     def together(self) -> frozenset[GuaranteeName]:
-        kept: frozenset[GuaranteeName] = frozenset(("pids",) if self._live else ("pids", "disk"))
+        kept: frozenset[GuaranteeName] = frozenset(("disk",) if self._live else ("pids", "disk"))
         return kept | {"memory"} if self._nests.groups is not None else kept
 
     async def _open(self) -> None:
@@ -109,7 +112,8 @@ class NativeProvider(LocalProvider):
             if "pid" in said and not zygote.dead:
                 zygote.line.send("end", pid=said["pid"])  # nobody waits for that sandbox any more
 
-        told = settings(root=str(self._root / _ROOT), apart=not exposed, live=self._live)
+        variables = _SINGLE if self._live else {}
+        told = settings(variables, root=str(self._root / _ROOT), apart=not exposed, live=self._live)
         log = self._root / "zygote.log"
         zygote = ZygoteProcess(
             "rollwright.sandbox.native.zygote", told, log=log, clock=self._clock, unwanted=unwanted
@@ -118,7 +122,7 @@ class NativeProvider(LocalProvider):
 
     async def _place(
         self, limits: Limits, network: str, snapshot: Snapshot | None, parent: str | None, owner: str
-    ) -> Place:
+    ) -> NativePlace:
         id, entry = uuid.uuid4().hex, self._entry
         if entry is None:
             raise SandboxLost("the sandbox provider was not started")
@@ -147,7 +151,12 @@ class NativeProvider(LocalProvider):
             snapshot=self._snapshot,
             entry=entry,
             parent=parent,
+            branched=functools.partial(self._branch, network, owner) if self._live else None,
         )
+
+    async def _branch(self, network: str, owner: str, place: NativePlace, snapshot: Snapshot) -> NativePlace:
+        """A place for a live fork of what is in `place`."""
+        return await self._place(place.limits, network, snapshot, place.id, owner)
 
     def _snapshot(self, layers: Sequence[Layer]) -> NativeSnapshot:
         return NativeSnapshot(layers, self._opened)

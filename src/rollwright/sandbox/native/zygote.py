@@ -21,6 +21,7 @@ from typing import Any
 from rollwright.sandbox import confine, lean, worker
 from rollwright.sandbox.native import kernel, template
 from rollwright.sandbox.native.inside import Agent, Order, attach
+from rollwright.sandbox.native.live import LiveAgent
 from rollwright.sandbox.seccomp import Filter, Profile
 
 _HOST_USER = 1_900_000_000
@@ -35,6 +36,7 @@ class Zygote:
     def __init__(self, control: lean.Line, settings: dict[str, Any]) -> None:
         self._control, self._settings = control, settings
         self._scope = confine.Scope()
+        self._agent = LiveAgent if settings["live"] else Agent
         self._ending: dict[int, tuple[int, int]] = {}  # by pidfd: the pid, the request
         self._poll = select.poll()
         self._poll.register(control, select.POLLIN)
@@ -112,9 +114,8 @@ class Zygote:
             request["lowers"],
             network == "loopback",
             request["counted"],
-            self._settings["live"],
         )
-        agent = Agent(order, self._scope)  # made here: what a clone makes costs it copies of pages
+        agent = self._agent(order, self._scope)  # made here: what a clone makes costs it copies of pages
         pid = kernel.clone(_SPACES | (kernel.NEWNET if apart else 0))
         if pid:
             return pid
@@ -170,7 +171,7 @@ def main() -> None:
         sys.path[:] = [template.USER + path for path in sys.path]
         worker.inherit(settings["environment"] | {"HOME": template.WORK, "TMPDIR": "/tmp"})
         confine.no_new_privileges()
-        Filter(Profile.OWN).install()
+        Filter(Profile.CUTTING if settings["live"] else Profile.OWN).install()
         signal.signal(signal.SIGCHLD, _wake)  # for the agents to be
         zygote = Zygote(control, settings)
         gc.collect()

@@ -1,0 +1,190 @@
+"""Pid 1 of a sandbox whose interpreter can be forked as it is: variables and files branch.
+
+Role: `inside.Agent` with what live forks need. Neighbours: `zygote` makes it in the mode live, `branching` is
+the interpreter's part, `place` leads both. Invariants: standard library only; agents' code gets no user
+namespace and one capability, CAP_SYS_CHROOT, in a tree of mounts that holds the user's root and nothing else;
+a branch's files, database and programs are answered by a pid 1 of its own, never by the forked interpreter.
+
+A branch is a sandbox of its own, made from a snapshot, and the fork of its parent's interpreter, a *guest*:
+it is a child of the parent's pid 1 and has the branch's root as its root. So memory, number of processes and
+life are the parent's (a guest ends with the sandbox whose interpreter was forked first), everything else is
+the branch's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from rollwright.sandbox import confine, worker
+from rollwright.sandbox.native import kernel, template
+from rollwright.sandbox.native.branching import Branching
+from rollwright.sandbox.native.inside import OPERATIONS, Agent, Order
+from rollwright.sandbox.native.layers import Layers
+from rollwright.sandbox.seccomp import Filter, Profile
+
+GUESTS = 64
+"""Live forks that one sandbox holds at most, its forks' forks counted; they have a process each."""
+_INTERPRETER = "interpreter"
+
+
+class LiveAgent(Agent):
+    """See the module."""
+
+    spare = GUESTS
+
+    def __init__(self, order: Order, scope: confine.Scope) -> None:
+        super().__init__(order, scope)
+        self._filter = _filter()
+        self._layers = Layers(order.limits, order.lowers, always=True)
+        self._root: int | None = None  # of own interpreters
+        self._spaces: list[int] = []  # mount namespaces, held for the roots in them
+        self._guests: set[int] = set()
+        self._held: set[int] = set()  # guests that are paused
+        self._frozen = False
+
+    def _mount(self) -> None:
+        """What is mounted below the user's root from now on is seen in the trees made of it, too."""
+        kernel.mount(template.USER, template.USER, None, kernel.BIND | kernel.RECURSIVE)
+        kernel.mount(None, template.USER, None, kernel.SHARED)
+        super()._mount()
+
+    def _tree(self, processes: int | None) -> int:
+        """A descriptor of the user's root in a mount namespace where nothing is above it, with another /proc
+        if given. Raises `OSError`."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours, theirs:
+            pid = kernel.clone(kernel.NEWNS)
+            if pid == 0:
+                try:
+                    _cut(theirs, processes)
+                    os._exit(0)
+                except BaseException:  # boundary: to this process's stderr, then it is gone
+                    sys.excepthook(*sys.exc_info())
+                finally:
+                    os._exit(70)
+            theirs.close()
+            _, descriptors, _, _ = socket.recv_fds(ours, 1, 2, socket.MSG_CMSG_CLOEXEC)
+            os.waitpid(pid, 0)
+        if len(descriptors) != 2:
+            raise OSError(errno.EIO, "no root could be made for an interpreter")
+        self._spaces.append(descriptors[1])
+        return descriptors[0]
+
+    def _fork(self, kind: str, descriptor: int) -> dict[str, Any]:
+        if kind == _INTERPRETER and self._root is None:
+            self._root = self._tree(None)
+        return super()._fork(kind, descriptor)
+
+    def _renounce(self, kind: str) -> None:
+        if kind != _INTERPRETER:
+            super()._renounce(kind)
+            return
+        assert self._root is not None
+        os.fchdir(self._root)
+        os.chroot(".")
+
+    def _work(self, line: int, kind: str) -> None:
+        self._filter.install()
+        if kind != _INTERPRETER:
+            super()._work(line, kind)
+            return
+        confine.drop_capabilities(but=confine.SYS_CHROOT)
+        more = {"branch": Branching(line).branch}
+        worker.serve(line, kind, self._order.limits["output_bytes"], more)
+
+    def _processes(self) -> tuple[dict[str, Any], list[int]]:
+        """A descriptor of /proc, for the roots of guests."""
+        return {}, [kernel.tree(template.USER + "/proc")]
+
+    def _guest_root(self, descriptor: int) -> tuple[dict[str, Any], list[int]]:
+        """A descriptor of a root here for a guest elsewhere, whose /proc is given."""
+        return {}, [self._tree(descriptor)]
+
+    def _expect(self) -> None:
+        """An interpreter is about to be forked: what is nobody's child is left alone until `adopt`."""
+        if len(self._guests) + self._forks.expected >= GUESTS:
+            raise OSError(errno.EAGAIN, f"a sandbox holds at most {GUESTS} live forks, theirs counted")
+        self._forks.expected += 1
+
+    def _adopt(self, pid: int) -> None:
+        """Take what an interpreter says it has forked as a guest; 0 for nothing."""
+        self._forks.expected -= 1
+        if pid and pid in self._forks.orphans():
+            self._forks.live.add(pid)
+            self._guests.add(pid)
+        elif pid:
+            raise OSError(errno.ESRCH, "the interpreter named a process that is not its fork")
+
+    def _end(self, pid: int) -> dict[str, Any]:
+        if not self._guests:
+            return super()._end(pid)
+        _all(signal.SIGSTOP)  # a fork bomb cannot outrun it
+        try:
+            return super()._end(pid)
+        finally:
+            self._guests.discard(pid)
+            self._held.discard(pid)
+            self._go_on()
+
+    def _freeze(self, frozen: bool, pid: int = 0) -> None:
+        """Stop or continue the guest `pid`, or all that is no guest."""
+        if pid and frozen:
+            self._held.add(pid)
+        elif pid:
+            self._held.discard(pid)
+        else:
+            self._frozen = frozen
+        _all(signal.SIGSTOP)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """After all were stopped."""
+        if not self._frozen:
+            _all(signal.SIGCONT)
+        groups = self._guests - self._held if self._frozen else self._held
+        for pid in groups:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGCONT if self._frozen else signal.SIGSTOP)
+
+    operations: ClassVar[dict[str, Callable[..., Any]]] = OPERATIONS | {
+        "fork": _fork,
+        "end": _end,
+        "freeze": _freeze,
+        "processes": _processes,
+        "guest_root": _guest_root,
+        "expect": _expect,
+        "adopt": _adopt,
+    }
+
+
+@functools.cache
+def _filter() -> Filter:
+    """What agents' processes have on top of that of pid 1."""
+    return Filter(Profile.OWN)
+
+
+def _cut(line: socket.socket, processes: int | None) -> None:
+    """In a child with a mount namespace of its own: leave only the user's root in it, and send descriptors of
+    that and of the namespace. Mounts of the agent's still come in, and none gets out."""
+    kernel.mount(None, "/", None, kernel.RECURSIVE | kernel.SLAVE)
+    os.chdir(template.USER)
+    kernel.pivot()
+    space = os.open("/proc/self/ns/mnt", os.O_RDONLY)
+    if processes is not None:
+        kernel.put_on(processes, "/proc")
+    root = os.open("/", os.O_RDONLY | os.O_DIRECTORY)
+    socket.send_fds(line, [b"!"], [root, space])
+
+
+def _all(number: int) -> None:
+    """Signal every process here but this one."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(-1, number)
