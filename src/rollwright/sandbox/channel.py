@@ -94,6 +94,18 @@ class Worker:
         """
         return await self._exchange(operation, (), arguments)
 
+    async def ready(self) -> None:
+        """Wait until it serves. Raises `NeverReady`."""
+        if self._ready:
+            return
+        try:
+            said = await self._receive(asyncio.get_running_loop(), len(READY))
+        except (OSError, WorkerGone) as error:
+            raise NeverReady(str(error)) from error
+        if said != READY:
+            raise NeverReady("said something before it was ready")
+        self._ready = True
+
     async def hand(self, operation: str, descriptors: tuple[int, ...]) -> Reply:
         """As `call`; the descriptors follow the request, with a byte."""
         return await self._exchange(operation, descriptors, {})
@@ -123,15 +135,11 @@ class Worker:
         if self._ready:
             await loop.sock_sendall(self._socket, request)
             return
-        early = request[:_EARLY]
         try:
-            await loop.sock_sendall(self._socket, early)
-            said = await self._receive(loop, len(READY))
-        except (OSError, WorkerGone) as error:
+            await loop.sock_sendall(self._socket, request[:_EARLY])
+        except OSError as error:
             raise NeverReady(str(error)) from error
-        if said != READY:
-            raise NeverReady("said something before it was ready")
-        self._ready = True
+        await self.ready()
         await loop.sock_sendall(self._socket, request[_EARLY:])
 
     async def _receive(self, loop: asyncio.AbstractEventLoop, size: int) -> bytes:

@@ -1,9 +1,9 @@
 """A persistent interpreter that forks itself: variables stay, files are those of another sandbox.
 
 Role: the operation `branch` of a live interpreter. Neighbours: `live` gives it to the worker, `place`
-asks for it. Invariants: standard library only; it runs in a process that has run agent code, so nothing depends on its
-honesty: a dishonest one gets itself a wrong answer, or is ended; what it has open below the working folder is
-opened again at the same place in the branch's.
+asks for it. Invariants: standard library only; it runs in a process that has run agent code, so nothing
+depends on its honesty: a dishonest one gets itself a wrong answer, or is ended; what it has open below the
+working folder is opened again at the same place in the branch's.
 """
 
 from __future__ import annotations

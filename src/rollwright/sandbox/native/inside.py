@@ -48,8 +48,6 @@ class Agent:
     """One sandbox from inside."""
 
     operations: ClassVar[dict[str, Callable[..., Any]]]
-    spare = 0
-    """Processes by which a worker may raise its limit."""
 
     def __init__(self, order: Order, scope: confine.Scope) -> None:
         self._order, self._scope = order, scope
@@ -153,10 +151,13 @@ class Agent:
             limits["cpu_seconds"],
             limits["memory_bytes"],
             limits["file_bytes"],
-            limits["processes"] + 1,
-            self.spare,
+            *self._processes(),
         )
         self._work(line, kind)
+
+    def _processes(self) -> tuple[int, int]:
+        """How many a worker may be one of, pid 1 counted, and by how many it may raise that."""
+        return self._order.limits["processes"] + 1, 0
 
     def _renounce(self, kind: str) -> None:
         """Have the user's root as the root."""

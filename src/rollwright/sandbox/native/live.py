@@ -38,8 +38,6 @@ _INTERPRETER = "interpreter"
 class LiveAgent(Agent):
     """See the module."""
 
-    spare = GUESTS
-
     def __init__(self, order: Order, scope: confine.Scope) -> None:
         super().__init__(order, scope)
         self._filter = _filter()
@@ -100,7 +98,11 @@ class LiveAgent(Agent):
         more = {"branch": Branching(line).branch}
         worker.serve(line, kind, self._order.limits["output_bytes"], more)
 
-    def _processes(self) -> tuple[dict[str, Any], list[int]]:
+    def _processes(self) -> tuple[int, int]:
+        usual, _ = super()._processes()
+        return (usual + GUESTS, 0) if self._guests else (usual, GUESTS)
+
+    def _proc(self) -> tuple[dict[str, Any], list[int]]:
         """A descriptor of /proc, for the roots of guests."""
         return {}, [kernel.tree(template.USER + "/proc")]
 
@@ -158,7 +160,7 @@ class LiveAgent(Agent):
         "fork": _fork,
         "end": _end,
         "freeze": _freeze,
-        "processes": _processes,
+        "proc": _proc,
         "guest_root": _guest_root,
         "expect": _expect,
         "adopt": _adopt,

@@ -195,25 +195,37 @@ class NativePlace:
     async def _settle(self, home: NativePlace, interpreter: Worker, reply_bytes: int) -> Worker:
         """Fork that interpreter of `home` into this place."""
         with contextlib.ExitStack() as held:
-            processes = await home._ask("processes")
-            held.callback(processes.close)
-            root = await self._ask("guest_root", tuple(processes.descriptors))
+            proc = await home._ask("proc")
+            held.callback(proc.close)
+            root = await self._ask("guest_root", tuple(proc.descriptors))
             held.callback(root.close)
+            await home._ask("expect")
             ours, theirs = pair()
             held.callback(theirs.close)
-            await home._ask("expect")
             pid = 0
             try:
                 pid = await self._forked(interpreter, (*root.descriptors, theirs.fileno()))
-            except BaseException:  # boundary: without an owner it would stay open
-                ours.close()
-                raise
             finally:
-                await home._ask("adopt", pid=pid)
+                adopted = False
+                try:
+                    await home._ask("adopt", pid=pid)
+                    adopted = pid > 0
+                finally:
+                    if not adopted:
+                        ours.close()
         forked: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         forked.set_result(Answer({"pid": pid}))
-        self._guest, self._home, self.forked = Worker(forked, ours, reply_bytes), home, "live"
-        return self._guest
+        guest = Worker(forked, ours, reply_bytes)
+        self._guest, self._home, self.forked = guest, home, "live"
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await guest.ready()  # it is a process group of its own now
+        except BaseException as error:  # boundary: as above
+            guest.close()
+            if isinstance(error, WorkerGone | TimeoutError):
+                raise SandboxError(f"the live fork of sandbox {self.parent} did not come up") from error
+            raise
+        return guest
 
     async def _forked(self, interpreter: Worker, descriptors: tuple[int, ...]) -> int:
         """The number that it says its fork has."""
