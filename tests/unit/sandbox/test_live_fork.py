@@ -98,11 +98,14 @@ async def test_files_branch_for_everybody(provider: NativeProvider) -> None:
 
 async def test_what_is_open_is_open_in_the_branch_too(provider: NativeProvider) -> None:
     sandbox = await made(provider, "f = open('log', 'w+'); f.write('one '); f.flush(); g = open('in/a.txt')")
+    await value(sandbox, "import sqlite3; db = sqlite3.connect('own.db'); db.execute('CREATE TABLE s(a)')")
     fork = await branch(sandbox)
     for each, word in ((sandbox, "parent"), (fork, "branch")):
-        await value(each, f"f.write({word!r}); f.flush()")
+        await value(each, f"f.write({word!r}); f.flush(); db.execute('INSERT INTO s VALUES (?)', [{word!r}])")
+        await value(each, "db.commit()")
     for each, word in ((sandbox, "parent"), (fork, "branch")):
         assert await value(each, "f.seek(0); f.read()") == repr(f"one {word}")
+        assert await value(each, "db.execute('SELECT a FROM s').fetchall()") == repr([(word,)])
         assert await each.files.read("log") == f"one {word}".encode()
         assert await value(each, "g.read()") == "'a'"
 
@@ -117,7 +120,11 @@ async def test_what_cannot_be_taken_along_is_refused(provider: NativeProvider) -
     with pytest.raises(SandboxError, match="/tmp/elsewhere is open for writing"):
         await branch(sandbox)
     assert provider.live == 1
-    await value(sandbox, "f.close()")
+    await value(sandbox, "f.close(); g = open('kept', 'w'); g.write('1'); g.flush(); h = open('/tmp/h', 'w')")
+    with pytest.raises(SandboxError, match="/tmp/h"):
+        await branch(sandbox)
+    await value(sandbox, "g.write('2'); g.close(); h.close()")
+    assert await sandbox.files.read("kept") == b"12"
     assert await value(await branch(sandbox), "x") == "7"
 
 

@@ -1,8 +1,8 @@
 """A persistent interpreter that forks itself: variables stay, files are those of another sandbox.
 
-Role: the operation `branch` of a live interpreter. Neighbours: `live` gives it to the worker, `place`
-asks for it. Invariants: standard library only; it runs in a process that has run agent code, so nothing
-depends on its honesty: a dishonest one gets itself a wrong answer, or is ended; what it has open below the
+Role: the operations `let_go`, `branch` and `take` of a live interpreter. Neighbours: `live` gives them to the
+worker, `place` asks for them. Invariants: standard library only; it runs in a process that has run agent
+code, so nothing depends on its honesty: a dishonest one gets itself a wrong answer, or is ended; what it has open below the
 working folder is opened again at the same place in the branch's.
 """
 
@@ -33,25 +33,60 @@ class _Opened(NamedTuple):
     flags: int
     position: int
 
+    def open(self) -> None:
+        """Have `descriptor` open at what is at `path` now."""
+        again = os.open(self.path, self.flags & ~_TAKEN_AT_ONCE)
+        if stat.S_ISREG(os.fstat(again).st_mode):
+            os.lseek(again, self.position, os.SEEK_SET)
+        os.dup2(again, self.descriptor, os.get_inheritable(self.descriptor))
+        os.close(again)
+
 
 class Branching:
     """Of the interpreter that answers on the stream socket `line`."""
 
     def __init__(self, line: int) -> None:
         self._line = line
+        self._kept: list[_Opened] = []  # what is closed for now
+
+    def let_go(self) -> dict[str, Any]:
+        """Have no file open for writing until `branch` or `take`, so that the files can be sealed without a
+        copy."""
+        try:
+            self._check()
+            self._kept = [each for each in self._opened(set()) if each.flags & os.O_ACCMODE != os.O_RDONLY]
+        except _Refused as refused:
+            return {"status": "error", "stderr": str(refused)}
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for each in self._kept:
+            os.dup2(nothing, each.descriptor, os.get_inheritable(each.descriptor))
+        os.close(nothing)
+        return {"status": "ok"}
+
+    def take(self) -> dict[str, Any]:
+        """Have what `let_go` closed open again."""
+        kept, self._kept = self._kept, []
+        for each in kept:
+            each.open()
+        return {"status": "ok"}
+
+    @staticmethod
+    def _check() -> None:
+        if (threads := len(os.listdir("/proc/self/task"))) > 1:
+            raise _Refused(f"the interpreter has {threads} threads; a live fork takes along only one")
 
     def branch(self) -> dict[str, Any]:
-        """Fork. After the request come the descriptors of the fork's root and of its line; the answer's value
-        is the fork's number."""
+        """Fork, and `take`. After the request come the descriptors of the fork's root and of its line; the
+        answer's value is the fork's number."""
         root, line = _received(self._line)
         try:
-            if (threads := len(os.listdir("/proc/self/task"))) > 1:
-                raise _Refused(f"the interpreter has {threads} threads; a live fork takes along only one")
+            self._check()
             folder, opened = _inside("/proc/self/cwd", os.stat(".")), self._opened({root, line})
             _, most = resource.getrlimit(resource.RLIMIT_NPROC)
             resource.setrlimit(resource.RLIMIT_NPROC, (most, most))  # forks count as processes of all
             pid = kernel.fork_beside()
             if pid:
+                self.take()
                 return {"status": "ok", "value": str(pid)}
             try:
                 self._move(root, line, folder or template.WORK, opened)
@@ -76,11 +111,8 @@ class Branching:
         except OSError:
             os.chdir(template.WORK)
         for each in opened:
-            again = os.open(each.path, each.flags & ~_TAKEN_AT_ONCE)
-            if stat.S_ISREG(os.fstat(again).st_mode):
-                os.lseek(again, each.position, os.SEEK_SET)
-            os.dup2(again, each.descriptor, os.get_inheritable(each.descriptor))
-            os.close(again)
+            each.open()
+        self.take()
 
     def _opened(self, ours: set[int]) -> list[_Opened]:
         """Files and folders below the working folder that are open. Raises `_Refused` where one outside is

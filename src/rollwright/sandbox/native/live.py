@@ -95,7 +95,8 @@ class LiveAgent(Agent):
             super()._work(line, kind)
             return
         confine.drop_capabilities(but=confine.SYS_CHROOT)
-        more = {"branch": Branching(line).branch}
+        branching = Branching(line)
+        more = {"let_go": branching.let_go, "branch": branching.branch, "take": branching.take}
         worker.serve(line, kind, self._order.limits["output_bytes"], more)
 
     def _processes(self) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from typing import Literal
 
 from rollwright.errors import SandboxError, SandboxLost
 from rollwright.sandbox.base import Files, Limits, Snapshot
-from rollwright.sandbox.channel import ANSWER_SECONDS, Answer, Line, Worker, WorkerGone, pair
+from rollwright.sandbox.channel import ANSWER_SECONDS, Answer, Line, Reply, Worker, WorkerGone, pair
 from rollwright.sandbox.native import memory
 from rollwright.sandbox.native.ground import Ground, Layer, NativeSnapshot
 from rollwright.sandbox.native.nests import Nest
@@ -181,15 +181,20 @@ class NativePlace:
     async def branch(self, interpreter: Worker, reply_bytes: int) -> tuple[Place, Worker]:
         if self._branched is None:
             raise SandboxError("live forks need a mode of their own: sandbox.live = true")
-        snapshot = await self.snapshot()
+        await self._told(interpreter, "let_go")
         try:
-            place = await self._branched(self, snapshot)
-        finally:
-            await snapshot.drop()
-        try:
-            return place, await place._settle(self._home_of(interpreter), interpreter, reply_bytes)
-        except BaseException:  # boundary: nothing half-made stays
-            await place.leave(clean=False)
+            snapshot = await self.snapshot()
+            try:
+                place = await self._branched(self, snapshot)
+            finally:
+                await snapshot.drop()
+            try:
+                return place, await place._settle(self._home_of(interpreter), interpreter, reply_bytes)
+            except BaseException:  # boundary: nothing half-made stays
+                await place.leave(clean=False)
+                raise
+        except SandboxError:
+            await self._told(interpreter, "take")
             raise
 
     async def _settle(self, home: NativePlace, interpreter: Worker, reply_bytes: int) -> Worker:
@@ -199,7 +204,12 @@ class NativePlace:
             held.callback(proc.close)
             root = await self._ask("guest_root", tuple(proc.descriptors))
             held.callback(root.close)
-            await home._ask("expect")
+            try:
+                await home._ask("expect")
+            except asyncio.CancelledError:
+                with contextlib.suppress(SandboxLost):
+                    home._line.send("adopt", pid=0)
+                raise
             ours, theirs = pair()
             held.callback(theirs.close)
             pid = 0
@@ -227,15 +237,21 @@ class NativePlace:
             raise
         return guest
 
-    async def _forked(self, interpreter: Worker, descriptors: tuple[int, ...]) -> int:
-        """The number that it says its fork has."""
+    @staticmethod
+    async def _told(interpreter: Worker, operation: str, descriptors: tuple[int, ...] = ()) -> Reply:
+        """One request that is part of a fork. Raises `SandboxError` where it cannot be forked."""
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                reply = await interpreter.hand("branch", descriptors)
+                reply = await interpreter.hand(operation, descriptors)
         except TimeoutError as error:
-            raise WorkerGone("it did not fork itself in time") from error
+            raise WorkerGone(f"did not {operation} in time") from error
         if reply.status is not CallStatus.OK:
-            raise SandboxError(f"sandbox {self.parent} has no live fork now: {reply.stderr}")
+            raise SandboxError(f"the interpreter cannot be forked live now: {reply.stderr}")
+        return reply
+
+    async def _forked(self, interpreter: Worker, descriptors: tuple[int, ...]) -> int:
+        """The number that it says its fork has."""
+        reply = await self._told(interpreter, "branch", descriptors)
         if reply.value is None or not reply.value.isdecimal() or len(reply.value) > 9:
             raise WorkerGone("it said something else than the number of its fork")
         return int(reply.value)
