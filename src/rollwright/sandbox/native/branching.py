@@ -2,8 +2,8 @@
 
 Role: the operations `let_go`, `branch` and `take` of a live interpreter. Neighbours: `live` gives them to the
 worker, `place` asks for them. Invariants: standard library only; it runs in a process that has run agent
-code, so nothing depends on its honesty: a dishonest one gets itself a wrong answer, or is ended; what it has open below the
-working folder is opened again at the same place in the branch's.
+code, so nothing depends on its honesty: a dishonest one gets itself a wrong answer, or is ended; what it has
+open below the working folder is opened again at the same place in the branch's.
 """
 
 from __future__ import annotations
