@@ -71,6 +71,8 @@ _DENIED: dict[str, _Numbers] = {
     "iopl": (172, _NONE),
     "ioperm": (173, _NONE),
 }
+_CUTS = ("pivot_root", "unshare", "setns")
+"""What `CUTTING` has nevertheless."""
 # Where files, processes and sockets are the host's.
 _SHARED: dict[str, _Numbers] = {
     "mount": (165, 40),
@@ -157,7 +159,7 @@ def program(profile: Profile, machine: str) -> bytes:
     code = [_jump(_LOAD, 4), _jump(_EQUAL, _AUDIT_ARCH[machine], 1), _REFUSE, _jump(_LOAD, 0)]
     code += [_jump(_GREATER, 0x40000000, 0, 1), _REFUSE]  # x32 numbers
     for name, numbers in (_DENIED | _SHARED if shared else _DENIED).items():
-        if not (profile is Profile.CUTTING and name == "pivot_root"):
+        if not (profile is Profile.CUTTING and name in _CUTS):
             code += _when(numbers[column], _REFUSE)
     for numbers in _IGNORED.values() if shared else ():
         code += _when(numbers[column], _IGNORE)

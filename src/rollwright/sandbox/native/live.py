@@ -18,8 +18,6 @@ import errno
 import functools
 import os
 import signal
-import socket
-import sys
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -56,25 +54,24 @@ class LiveAgent(Agent):
 
     def _tree(self, processes: int | None) -> int:
         """A descriptor of the user's root in a mount namespace where nothing is above it, with another /proc
-        if given. Raises `OSError`."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with ours, theirs:
-            pid = kernel.clone(kernel.NEWNS)
-            if pid == 0:
-                try:
-                    _cut(theirs, processes)
-                    os._exit(0)
-                except BaseException:  # boundary: to this process's stderr, then it is gone
-                    sys.excepthook(*sys.exc_info())
-                finally:
-                    os._exit(70)
-            theirs.close()
-            _, descriptors, _, _ = socket.recv_fds(ours, 1, 2, socket.MSG_CMSG_CLOEXEC)
-            os.waitpid(pid, 0)
-        if len(descriptors) != 2:
-            raise OSError(errno.EIO, "no root could be made for an interpreter")
-        self._spaces.append(descriptors[1])
-        return descriptors[0]
+        if given: mounts of this one's still come in, and none gets out. Raises `OSError`. This process goes
+        there and comes back: a child for it would cost five times as much."""
+        here = os.open(template.USER + "/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            kernel.unshare(kernel.NEWNS)
+            kernel.mount(None, "/", None, kernel.RECURSIVE | kernel.SLAVE)
+            os.chdir(template.USER)
+            kernel.pivot()
+            self._spaces.append(os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC))
+            if processes is not None:
+                kernel.put_on(processes, "/proc")
+            return os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        finally:
+            try:
+                kernel.enter(here, kernel.NEWNS)
+            except OSError as error:
+                raise RuntimeError("pid 1 is lost between mount namespaces") from error  # ends the sandbox
+            os.close(here)
 
     def _fork(self, kind: str, descriptor: int) -> dict[str, Any]:
         if kind == _INTERPRETER and self._root is None:
@@ -103,19 +100,18 @@ class LiveAgent(Agent):
         usual, _ = super()._processes()
         return (usual + GUESTS, 0) if self._guests else (usual, GUESTS)
 
-    def _proc(self) -> tuple[dict[str, Any], list[int]]:
-        """A descriptor of /proc, for the roots of guests."""
-        return {}, [kernel.tree(template.USER + "/proc")]
-
     def _guest_root(self, descriptor: int) -> tuple[dict[str, Any], list[int]]:
         """A descriptor of a root here for a guest elsewhere, whose /proc is given."""
         return {}, [self._tree(descriptor)]
 
-    def _expect(self) -> None:
-        """An interpreter is about to be forked: what is nobody's child is left alone until `adopt`."""
+    def _expect(self) -> tuple[dict[str, Any], list[int]]:
+        """An interpreter is about to be forked: what is nobody's child is left alone until `adopt`. Gives a
+        descriptor of /proc, for the fork's root."""
         if len(self._guests) + self._forks.expected >= GUESTS:
             raise OSError(errno.EAGAIN, f"a sandbox holds at most {GUESTS} live forks, theirs counted")
+        processes = kernel.tree(template.USER + "/proc")
         self._forks.expected += 1
+        return {}, [processes]
 
     def _adopt(self, pid: int) -> None:
         """Take what an interpreter says it has forked as a guest; 0 for nothing."""
@@ -161,7 +157,6 @@ class LiveAgent(Agent):
         "fork": _fork,
         "end": _end,
         "freeze": _freeze,
-        "proc": _proc,
         "guest_root": _guest_root,
         "expect": _expect,
         "adopt": _adopt,
@@ -172,19 +167,6 @@ class LiveAgent(Agent):
 def _filter() -> Filter:
     """What agents' processes have on top of that of pid 1."""
     return Filter(Profile.OWN)
-
-
-def _cut(line: socket.socket, processes: int | None) -> None:
-    """In a child with a mount namespace of its own: leave only the user's root in it, and send descriptors of
-    that and of the namespace. Mounts of the agent's still come in, and none gets out."""
-    kernel.mount(None, "/", None, kernel.RECURSIVE | kernel.SLAVE)
-    os.chdir(template.USER)
-    kernel.pivot()
-    space = os.open("/proc/self/ns/mnt", os.O_RDONLY)
-    if processes is not None:
-        kernel.put_on(processes, "/proc")
-    root = os.open("/", os.O_RDONLY | os.O_DIRECTORY)
-    socket.send_fds(line, [b"!"], [root, space])
 
 
 def _all(number: int) -> None:

@@ -199,30 +199,29 @@ class NativePlace:
 
     async def _settle(self, home: NativePlace, interpreter: Worker, reply_bytes: int) -> Worker:
         """Fork that interpreter of `home` into this place."""
-        with contextlib.ExitStack() as held:
-            proc = await home._ask("proc")
-            held.callback(proc.close)
-            root = await self._ask("guest_root", tuple(proc.descriptors))
-            held.callback(root.close)
-            try:
-                await home._ask("expect")
-            except asyncio.CancelledError:
-                with contextlib.suppress(SandboxLost):
-                    home._line.send("adopt", pid=0)
-                raise
-            ours, theirs = pair()
-            held.callback(theirs.close)
-            pid = 0
+        try:
+            expected = await home._ask("expect")
+        except asyncio.CancelledError:
+            with contextlib.suppress(SandboxLost):
+                home._line.send("adopt", pid=0)
+            raise
+        ours, theirs = pair()
+        pid, adopted = 0, False
+        try:
+            root = await self._ask("guest_root", tuple(expected.descriptors))
             try:
                 pid = await self._forked(interpreter, (*root.descriptors, theirs.fileno()))
             finally:
-                adopted = False
-                try:
-                    await home._ask("adopt", pid=pid)
-                    adopted = pid > 0
-                finally:
-                    if not adopted:
-                        ours.close()
+                root.close()
+        finally:
+            expected.close()
+            theirs.close()
+            try:
+                await home._ask("adopt", pid=pid)
+                adopted = pid > 0
+            finally:
+                if not adopted:
+                    ours.close()
         forked: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         forked.set_result(Answer({"pid": pid}))
         guest = Worker(forked, ours, reply_bytes)
