@@ -1,0 +1,1 @@
+"""Sandboxes with namespaces, files, users and limits of their own."""

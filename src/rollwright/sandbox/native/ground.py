@@ -115,7 +115,11 @@ class NativeSnapshot:
         self.layers()
         sandbox = await self._start(self)
         try:
-            return archive.save(await sandbox.files.download(), folder)
+            content = await sandbox.files.download()
+        except OSError as error:
+            raise SandboxError(f"snapshot {self.id} cannot be archived: {error}") from error
+        else:
+            return archive.save(content, folder)
         finally:
             await sandbox.kill()
 

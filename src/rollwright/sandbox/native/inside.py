@@ -142,6 +142,8 @@ class Agent:
         limits = self._order.limits
         if self._order.counted:
             kernel.put("/proc/self/oom_score_adj", "500")
+        if kind != "interpreter":
+            kernel.set_dumpable(False)  # agent code, of the same user, cannot look into it through /proc
         self._renounce(kind)
         sys.path[:] = [path.removeprefix(template.USER) for path in sys.path]
         os.chdir(template.WORK)

@@ -21,6 +21,10 @@ from rollwright.sandbox.launch import ZygoteProcess
 from rollwright.sandbox.native.cgroups import Group, Groups
 
 
+_IDLE = 64
+"""Nests kept at most."""
+
+
 class Nest:
     """One of them. `pid` is its number there; `group` is None where it is the zygote itself."""
 
@@ -123,6 +127,8 @@ class Nests:
         """Its sandbox has ended; where it was not `clean`, files of it live on and count in the group."""
         if clean and nest.group is not None and not nest.line.dead and not nest.zygote.dead:
             self._idle.append(nest)
+            if len(self._idle) > _IDLE:  # most likely of limits that nobody asks for any more
+                await self._idle.pop(0).close()
         else:
             await nest.close()
 

@@ -22,7 +22,7 @@ from rollwright.errors import SandboxLost, SandboxUnavailable
 from rollwright.pool.base import Lease
 from rollwright.sandbox import owners
 from rollwright.sandbox.base import Guarantee, GuaranteeName, Guarantees, Limits, Sandbox, Snapshot
-from rollwright.sandbox.launch import ZygoteProcess, settings
+from rollwright.sandbox.launch import ZygoteProcess, readable, settings
 from rollwright.sandbox.native.cgroups import groups
 from rollwright.sandbox.native.ground import Layer, NativeSnapshot
 from rollwright.sandbox.native.nests import Nests
@@ -30,6 +30,8 @@ from rollwright.sandbox.native.place import NativePlace, native
 from rollwright.sandbox.provider import REQUIRED, LocalProvider
 from rollwright.sandbox.registry import Entry, Registry
 
+_OWN = ("/tmp/", "/work/", "/proc/", "/dev/")
+"""Folders that a sandbox has for itself."""
 _ROOT = "root"
 """Folder that the template is mounted on, in the zygote's mount namespace only."""
 _SINGLE = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -73,6 +75,13 @@ class NativeProvider(LocalProvider):
                 "the backend native needs Linux; choose sandbox.type=process or a remote one"
             )
 
+        hidden = [path for path in readable() if path.startswith(_OWN)]
+        if hidden:
+            raise SandboxUnavailable(
+                f"the Python that sandboxes run lies in {hidden[0]}, where they have a folder of their own: "
+                "install Python elsewhere, or choose sandbox.type=landlock"
+            )
+
     @property
     def together(self) -> frozenset[GuaranteeName]:
         kept: frozenset[GuaranteeName] = frozenset(("disk",) if self._live else ("pids", "disk"))
@@ -80,6 +89,7 @@ class NativeProvider(LocalProvider):
 
     async def _open(self) -> None:
         owners.reap_all()
+        self._root.mkdir(parents=True, exist_ok=True)  # that may have been a dead owner's
         self._entry = entry = Registry(clock=self._clock).enter(backend=self.backend, root=self._root)
         (self._root / _ROOT).mkdir(exist_ok=True)
         name = f"rollwright-{entry.id}"

@@ -160,9 +160,17 @@ def main() -> None:
     control, settings = lean.Line(int(sys.argv[2])), json.loads(sys.argv[3])
     del sys.path[0], sys.argv[1:]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the host's to answer
-    outer = _prepare(settings)
     ready, go = os.pipe()
-    pid = kernel.clone(_SPACES | (kernel.NEWNET if settings["apart"] else 0))
+    try:
+        outer = _prepare(settings)
+        pid = kernel.clone(_SPACES | (kernel.NEWNET if settings["apart"] else 0))
+    except OSError as error:
+        sys.stderr.write(
+            f"this machine does not let it make what it needs ({error}): allow user namespaces "
+            "(sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns; in a container its "
+            "seccomp profile), or choose sandbox.type=landlock\n"
+        )
+        os._exit(70)
     if pid == 0:
         os.close(go)
         os.read(ready, 1)
