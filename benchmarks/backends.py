@@ -22,7 +22,6 @@ BACKENDS: Mapping[str, Callable[[], Any]] = {
     "native": lambda: config.NativeSandbox(),
     "native-live": lambda: config.NativeSandbox(live=True),
     "bubblewrap": lambda: config.BubblewrapSandbox(),
-    "gvisor": lambda: config.GvisorSandbox(),
 }
 """Name → its configuration."""
 

@@ -18,11 +18,11 @@ from rollwright.testing.abuse import MODULES, PROBES, Finding, Probe, judge, obs
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 BACKENDS = [
-    "process",
+    pytest.param("process", marks=pytest.mark.slow),
     "landlock",
     pytest.param("native", marks=pytest.mark.needs("namespaces")),
-    pytest.param("native-live", marks=pytest.mark.needs("namespaces")),
-    pytest.param("bubblewrap", marks=pytest.mark.needs("namespaces", "bubblewrap")),
+    pytest.param("native-live", marks=[pytest.mark.needs("namespaces"), pytest.mark.slow]),
+    pytest.param("bubblewrap", marks=[pytest.mark.needs("namespaces", "bubblewrap"), pytest.mark.slow]),
 ]
 OPEN = {
     *("host_files", "host_environment", "roots_of_processes", "files_of_another_sandbox"),

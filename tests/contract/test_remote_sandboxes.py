@@ -71,6 +71,7 @@ async def test_e2b(e2b: SandboxProvider, check: sandboxes.Check) -> None:
     await check(e2b)
 
 
+@pytest.mark.slow  # as many checks as E2B's, over the same helper
 @pytest.mark.needs("kubernetes-sandbox")
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 async def test_kubernetes(kubernetes: SandboxProvider, check: sandboxes.Check) -> None:

@@ -20,7 +20,6 @@ from rollwright.sandbox.channel import Line
 from rollwright.sandbox.launch import ZygoteProcess
 from rollwright.sandbox.native.cgroups import Group, Groups
 
-
 _IDLE = 64
 """Nests kept at most."""
 

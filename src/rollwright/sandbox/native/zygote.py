@@ -167,8 +167,8 @@ def main() -> None:
     except OSError as error:
         sys.stderr.write(
             f"this machine does not let it make what it needs ({error}): allow user namespaces "
-            "(sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns; in a container its "
-            "seccomp profile), or choose sandbox.type=landlock\n"
+            "(sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns; in a container "
+            "its seccomp profile), or choose sandbox.type=landlock\n"
         )
         os._exit(70)
     if pid == 0:
