@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 import pytest_asyncio
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 from backends import built
 

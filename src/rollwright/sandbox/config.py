@@ -159,8 +159,5 @@ class AutoSandbox(_Common):
         from rollwright.sandbox.auto import AutoProvider
 
         return AutoProvider(
-            [
-                (each.type, each.build(root / each.type, lease=lease, clock=clock))
-                for each in self.candidates()
-            ]
+            [(each.type, each.build(root, lease=lease, clock=clock)) for each in self.candidates()]
         )

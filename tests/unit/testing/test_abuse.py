@@ -3,6 +3,8 @@
 import os
 import signal
 import socket
+import time
+from pathlib import Path
 from typing import get_args
 
 import msgspec
@@ -115,6 +117,8 @@ def test_a_process_is_found_by_an_argument() -> None:
     assert bait.marked(argument) == []
     pid = os.posix_spawnp("sleep", ["sleep", argument], {})
     try:
+        while not Path(f"/proc/{pid}/cmdline").read_bytes():  # the kernel lets us go on a moment earlier
+            time.sleep(0.001)
         assert bait.marked(argument) == [pid]
     finally:
         os.kill(pid, signal.SIGKILL)
