@@ -78,6 +78,7 @@ async def test_kubernetes(kubernetes: SandboxProvider, check: sandboxes.Check) -
     await check(kubernetes)
 
 
+@pytest.mark.slow
 @pytest.mark.needs("e2b")
 @pytest.mark.parametrize("probe", KEPT, ids=lambda probe: probe.__name__)
 async def test_what_no_machine_may_let_through(e2b: SandboxProvider, probe: Probe) -> None:

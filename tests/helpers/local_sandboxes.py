@@ -66,9 +66,11 @@ def first(provider: LocalProvider, sandbox: LocalSandbox) -> int:
     return found
 
 
-def worker(provider: LocalProvider, sandbox: LocalSandbox, kind: Kind) -> int:
+async def worker(provider: LocalProvider, sandbox: LocalSandbox, kind: Kind) -> int:
     """The process of that kind, which has answered before, as the host numbers it."""
-    pid = sandbox._workers[kind].pid()
+    found_worker = sandbox._workers[kind]
+    await asyncio.wait([found_worker.forked])  # what its parent says may come after what it says itself
+    pid = found_worker.pid()
     assert pid > 0
     if not isinstance(provider, NativeProvider):
         return pid
