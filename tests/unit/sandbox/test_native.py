@@ -79,6 +79,25 @@ async def test_many_snapshots_do_not_pile_up_layers(provider: NativeProvider) ->
     await sandbox.kill()
 
 
+async def test_a_snapshot_there_is_no_room_for_costs_nothing(provider: NativeProvider) -> None:
+    sandbox = await provider.create(owner="x")
+    await sandbox.files.write("large", bytes(30 * 2**20))
+    await sandbox.files.write("more", bytes(10 * 2**20))
+    await sandbox.run_code("file = open('log', 'w', buffering=1)", timeout=SECONDS)
+    with pytest.raises(SandboxError, match="copied"):  # somebody writes, so it would be a copy
+        await sandbox.snapshot()
+    await sandbox.run_code("file.write('on'); file.close()", timeout=SECONDS)
+    for number in range(DEEPEST):
+        await sandbox.files.write(f"f{number}", b"")
+        await (await sandbox.snapshot()).drop()
+    await sandbox.files.write("last", b"")
+    with pytest.raises(SandboxError, match="copied"):  # too deep, so again
+        await sandbox.snapshot()
+    await sandbox.files.write("after", bytes(15 * 2**20))  # still writable, and nothing of the copies stays
+    assert await sandbox.files.read("log") == b"on"
+    await sandbox.kill()
+
+
 async def test_a_snapshot_of_a_fork_is_restored_in_its_parent(provider: NativeProvider) -> None:
     sandbox = await provider.create(Environment(sql="CREATE TABLE t(a)"), owner="x")
     (fork,) = await sandbox.fork()

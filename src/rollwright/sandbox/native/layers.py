@@ -71,7 +71,12 @@ class Layers:
             return {"layers": [self._name(path) for path in self._lowers], "moved": False}
         frozen = self._frozen()
         shallow = frozen and len(self._lowers) < DEEPEST
-        sealed = [self._top, *self._lowers] if shallow else [self._copied()]
+        try:
+            sealed = [self._top, *self._lowers] if shallow else [self._copied()]
+        except OSError:
+            if frozen:
+                self._remount(0)
+            raise
         if frozen:
             kernel.unmount(self._target)
             self._lowers = sealed
@@ -79,23 +84,32 @@ class Layers:
         return {"layers": [self._name(path) for path in sealed], "moved": frozen}
 
     def _copied(self) -> str:
+        """A layer that holds what there is. Raises `OSError` where there is no room for it; nothing of it
+        stays then."""
         copy = f"{template.OWN}/{self._made}"
         self._made += 1
         import shutil  # large, and few sandboxes come here
 
-        shutil.copytree(self._target, copy, symlinks=True, ignore=_special)
+        try:
+            shutil.copytree(self._target, copy, symlinks=True, ignore=_special)
+        except (OSError, RecursionError) as error:
+            files.remove_tree(copy)
+            raise OSError(errno.ENOSPC, f"its files could not be copied: {error}"[:500]) from error
         return copy
 
     def _frozen(self) -> bool:
         """Make the working folder read-only; False where somebody writes."""
-        flags = kernel.REMOUNT | kernel.RDONLY | _FLAGS | (0 if self._lowers or self._always else kernel.BIND)
         try:
-            kernel.mount(None, self._target, None, flags)
+            self._remount(kernel.RDONLY)
         except OSError as error:
             if error.errno != errno.EBUSY:
                 raise
             return False
         return True
+
+    def _remount(self, flags: int) -> None:
+        bind = 0 if self._lowers or self._always else kernel.BIND
+        kernel.mount(None, self._target, None, kernel.REMOUNT | _FLAGS | bind | flags)
 
     @staticmethod
     def _name(path: str) -> str:

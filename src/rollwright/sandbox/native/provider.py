@@ -27,10 +27,11 @@ from rollwright.sandbox.native.cgroups import groups
 from rollwright.sandbox.native.ground import Layer, NativeSnapshot
 from rollwright.sandbox.native.nests import Nests
 from rollwright.sandbox.native.place import NativePlace, native
+from rollwright.sandbox.native.template import WORK
 from rollwright.sandbox.provider import REQUIRED, LocalProvider
 from rollwright.sandbox.registry import Entry, Registry
 
-_OWN = ("/tmp/", "/work/", "/proc/", "/dev/")
+_OWN = ("/tmp/", f"{WORK}/", "/proc/", "/dev/")
 """Folders that a sandbox has for itself."""
 _ROOT = "root"
 """Folder that the template is mounted on, in the zygote's mount namespace only."""
